@@ -37,6 +37,7 @@ KEY_TYPES = {
     "gate_times": "zset",
     "gate_order": "zset",
     "gate_passes": "hash",
+    "permits": "hash",
     "deadlines": "zset",
     "workers": "hash",
     "worker_ends": "zset",

@@ -177,6 +177,11 @@ class Balance:
         """Take note that what waits in a partition is not for this kind, or may not run now."""
         self._vain.add(number)
 
+    def note_due(self, number: int) -> None:
+        """Take note that held tasks may have come back in a partition: a claim there is due."""
+        self._vain.discard(number)
+        self.partitions[number].due_at = self._due_at = time.monotonic()
+
     def note_claimed(self, number: int) -> None:
         """Take note that a claim in a partition was answered."""
         self.partitions[number].down_since = math.inf

@@ -48,13 +48,15 @@ class Answer(NamedTuple):
     """What a claim returned: the tasks, seconds until there may be more, and where to wait.
 
     wake: the lists that get a token when there is work for this worker, by name, or as keys of
-    partitions. levels: of the partition; see lua/lib/level.lua.
+    partitions. levels: of the partition; see lua/lib/level.lua. asked: what the partition wants to
+    be carried to the homes of limits; see permits.py.
     """
 
     claims: list[Claim]
     hint: float
     wake: tuple[str | bytes, ...]
     levels: bytes = b""
+    asked: bytes = b""
 
 
 class ClaimOperations(QueueBase):
@@ -87,10 +89,10 @@ class ClaimOperations(QueueBase):
         lease_ms = check_lease(lease)
         wanted = Wanted(wanted_names(names, avoid), wanted_pools(pools))
         deadline = time.monotonic() + check_seconds(wait, "wait")
-        claims, hint, wake, _ = yield from self._claim(worker_id, limit, lease_ms, wanted)
+        claims, hint, wake, *_ = yield from self._claim(worker_id, limit, lease_ms, wanted)
         while not claims and (remaining := deadline - time.monotonic()) > 0:
             woken_by = yield Wait(wake, min(remaining, hint, LONGEST_WAIT_S))
-            claims, hint, wake, _ = yield from self._claim(
+            claims, hint, wake, *_ = yield from self._claim(
                 worker_id, limit, lease_ms, wanted, woken_by
             )
         if self.link.parts:
@@ -151,7 +153,8 @@ class ClaimOperations(QueueBase):
                     partition=self.keys.partition,
                 )
             )
-        return Answer(claims, hint_seconds(answer[0]), wake_lists(answer[3]), answer[4])
+        levels, _, asked = answer[4].partition(b"\n")
+        return Answer(claims, hint_seconds(answer[0]), wake_lists(answer[3]), levels, asked)
 
     @operation
     @whole

@@ -1,6 +1,6 @@
 """Claim from a queue with several partitions, fairly over all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fairqueue.errors import RedisUnavailable
@@ -13,6 +13,7 @@ from fairqueue.queue.claim import (
     claim_call,
     hint_seconds,
 )
+from fairqueue.queue.permits import carry
 
 # Seconds for the answer to a question to all partitions: it is asked again soon.
 ASK_TIMEOUT_S = 1.0
@@ -59,6 +60,12 @@ class Claiming:
             # What waits there is not for this worker, or may not run now.
             balance.note_vain(number)
             self.tried.add(number)
+
+    def reached(self, numbers: Iterable[int]) -> None:
+        """Take note that partitions got permits: held tasks may have come back there."""
+        for number in numbers:
+            self.balance.note_due(number)
+            self.tried.discard(number)
 
     def failed(self, number: int, error: Exception) -> None:
         """Take note that a partition did not answer."""
@@ -137,7 +144,13 @@ class WholeClaims(ClaimOperations):
         except RedisUnavailable as error:
             claim.failed(number, error)
         else:
-            claim.found(number, answer, part)
+            yield from self._found(claim, number, answer)
+
+    def _found(self, claim: Claiming, number: int, answer: Answer) -> Operation[None]:
+        """Take note of what a partition answered, and carry what it has to say to others."""
+        claim.found(number, answer, self.link.parts[number])
+        if answer.asked:
+            claim.reached((yield from carry(self, number, answer.asked)))
 
     def _ask_all(self, balance: Balance, wanted: Wanted) -> Operation[None]:
         """Ask all partitions for their levels."""
@@ -198,7 +211,7 @@ class WholeClaims(ClaimOperations):
                 part = self.link.parts[number]
                 last = answer.pop()
                 steps = self.at(part)._read_claims(last, token, claim.worker_id, claim.lease_ms)
-                claim.found(number, (yield At(part, steps)), part)
+                yield from self._found(claim, number, (yield At(part, steps)))
         if not claim.limit:
             return answers, Answer([], 0.0, balance.lists())
         if claim.claims:

@@ -228,7 +228,7 @@ class ThreadPool:
                 done = list(self._done)[:FINISH_CHUNK]
                 room = 0 if self._stopping else self._room()
             if done or room:
-                claims, hint, wake, _ = self._exchange(done, room)
+                claims, hint, wake, *_ = self._exchange(done, room)
             if self._batches and not (room and len(claims) < room):
                 self._fill_batches()
             again = max(0.001, self._record_at - time.monotonic())

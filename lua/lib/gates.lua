@@ -2,6 +2,7 @@
 --
 -- LAZY
 -- @include status owners backlog
+-- @lazy permits
 -- KEYS limits       hash  name -> JSON: slots, rate, timeout_ms, by; \3 key -> slots, rate, ordered,
 --                         through_retries, scope; \3 prefix * -> the same for all keys that begin so; \4 -> the
 --                         prefixes, one per line
@@ -41,6 +42,9 @@ local PLACED_AT_ONCE = 100  -- held tasks of a user that get their places at onc
 local LOOK_AGAIN = 1000      -- ms until a gate with room and held tasks is looked at again
 local TURN = 1000            -- distance between two turns of a seat with weight 1
 
+-- Names of queues have no colon: behind one is the number of a partition.
+local IS_PARTITION = string.find(K.limits, '^{[^:}]*:[^:}]*:') ~= nil
+
 -- --- limits ---
 
 local names, keys, prefixes = {}, {}, nil
@@ -56,6 +60,8 @@ function gates.parse(text)
   found.is_declared = stored.by == 'worker'
   found.ordered, found.through_retries = stored.ordered == true, stored.through_retries == true
   found.by_tenant = stored.scope == 'tenant'
+  found.is_shared = IS_PARTITION and found.slots ~= nil and not found.by_tenant
+  found.set_by = type(stored.op) == 'string' and stored.op or ''
   return found
 end
 
@@ -130,9 +136,16 @@ local function limits_of(gate)
   return limits and limits.by_tenant == (tenant ~= '') and limits or nil
 end
 
+gates.limits_of = limits_of
+
 -- --- room ---
 
 local used_cache = {}
+
+-- The slots of a gate that this partition may use.
+local function slots_of(gate, limits)
+  return limits.is_shared and permits().slots(gate, limits) or limits.slots
+end
 
 -- The number of slots of a gate in use. An entry whose lease is gone (its record was damaged) is dropped when
 -- all slots seem to be in use.
@@ -213,7 +226,7 @@ function gates.closed_for(task)
   gates.arrive(task)  -- one that was pushed before a limit was set takes its places now
   for _, pair in ipairs(gates_of(task)) do
     local gate, limits = pair[1], pair[2]
-    local slots = limits.slots
+    local slots = slots_of(gate, limits)
     if slots and used_slots(gate, slots) >= slots then return gate, 'slots' end
     if limits.rate then
       local free = free_at(K.paced, gate, limits.rate, task.cost)
@@ -231,7 +244,8 @@ end
 local function room_at(gate, most)
   local limits = limits_of(gate)
   if not limits then return most end  -- its limits were removed since the tasks were held
-  if limits.slots then most = math.min(most, limits.slots - used_slots(gate, limits.slots)) end
+  local slots = slots_of(gate, limits)
+  if slots then most = math.min(most, slots - used_slots(gate, slots)) end
   if limits.rate then
     local free, burst = free_at(K.paced, gate, limits.rate)
     local ahead = now - free
@@ -347,6 +361,8 @@ end
 
 -- --- held tasks ---
 
+local freed = {}  -- gates whose held tasks may start
+
 -- Reserve the gates of a task, or those that it has reserved before, from now on.
 local function reserve(task, again)
   for _, pair in ipairs(gates_of(task)) do
@@ -366,6 +382,13 @@ function gates.unreserve(gate, task)
   return member and redis.call('ZREM', K.gate_order, member) or 0
 end
 
+-- A task that waits at one gate leaves the permits that came for it at others to those who want them.
+function gates.pass(task, gate)
+  for _, pair in ipairs(gates_of(task)) do
+    if pair[1] ~= gate and pair[2].is_shared and permits().use(pair[1]) then freed[pair[1]] = true end
+  end
+end
+
 -- Note why a task is held, so that it comes back.
 function gates.hold(task, gate, why, free)
   gates.join_line(gate, task.seat)
@@ -373,13 +396,14 @@ function gates.hold(task, gate, why, free)
     redis.call('ZADD', K.gate_times, 'LT', math.ceil(free), gate)
   elseif why == 'reserved' then
     redis.call('ZADD', K.gate_times, 'NX', now + LOOK_AGAIN, gate)
+  elseif limits_of(gate).is_shared then
+    permits().want(gate, limits_of(gate))
   end
   if #gates_of(task) < 2 then return end
+  gates.pass(task, gate)
   redis.call('ZADD', K.gate_order, 0, order_member('h', gate, task))
   if redis.call('HINCRBY', K.gate_passes, task.id, 1) % PASSED_ON == 0 then reserve(task) end
 end
-
-local freed = {}  -- gates whose held tasks may start
 
 -- A task that waits at ordered gates takes its place there.
 function gates.arrive(task)
@@ -509,8 +533,12 @@ local function look_later(gate, returned)
   local limits, is_key, at = limits_of(gate), string.byte(gate) == 3, nil
   local debt = limits and limits.rate and redis.call('HGET', K.paced, gate)
   local debt_until = debt and tonumber(string.match(debt, '^%S+')) or 0
-  local is_full = limits and limits.slots and used_slots(gate, limits.slots) >= limits.slots
-  if first_turn(gate) and not is_full then
+  local slots = limits and slots_of(gate, limits)
+  local is_full = slots and used_slots(gate, slots) >= slots
+  if limits and limits.is_shared and (is_full or not first_turn(gate)) then
+    at = permits().look(gate, limits, used_slots(gate, slots), first_turn(gate) ~= nil)
+    if is_key and debt_until > now then at = math.min(at or math.huge, math.ceil(debt_until)) end
+  elseif first_turn(gate) and not is_full then
     local free = debt and free_at(K.paced, gate, limits.rate) or 0
     local soon = room_at(gate, returned + 1) > returned and now or now + LOOK_AGAIN
     at = free > now and math.ceil(free) or soon
@@ -537,10 +565,21 @@ end
 -- Return the held tasks of gates that were freed. Part of save_fair; a claim does it before it serves, too.
 function gates.flush(is_claiming)
   local list = {}
-  for gate in pairs(freed) do list[#list + 1] = gate end
+  local shared, has_given = {}, false
+  for gate in pairs(freed) do
+    list[#list + 1] = gate
+    local limits = limits_of(gate)
+    if limits and limits.is_shared then
+      shared[#shared + 1] = gate
+      has_given = permits().give_up(gate, limits, used_slots(gate, limits.slots), gates.kept(gate))
+        or has_given
+    end
+  end
   freed = {}
-  if #list == 0 or redis.call('ZCARD', K.held) == 0 then return end
-  if return_all(list, RETURNED) and not is_claiming then wake_worker() end
+  if #list == 0 then return end
+  if redis.call('ZCARD', K.held) == 0 then list = shared end
+  -- Somebody has to claim here to hear of permits that were given up.
+  if (return_all(list, RETURNED) or has_given) and not is_claiming then wake_worker() end
 end
 table.insert(fair.unsaved, 1, gates.flush)
 fair.flush_gates = gates.flush
@@ -577,6 +616,60 @@ function gates.look_at(first, last, most)
   return gate
 end
 
+-- --- permits ---
+
+-- Whether a task that waits could pass its shared gates before this one, in the order of their names.
+local function has_those_before(task, gate)
+  for _, pair in ipairs(gates_of(task)) do
+    local other, limits = pair[1], pair[2]
+    if other < gate and limits.is_shared then
+      local slots = slots_of(other, limits)
+      if used_slots(other, slots) >= slots then return false end
+    end
+  end
+  return true
+end
+
+-- How many permits of a shared gate are kept for tasks that reserve the gate. A task keeps a permit only if it has
+-- those of its gates before, so that tasks of two partitions do not wait for each other's.
+function gates.kept(gate)
+  local count = 0
+  if not has_reservations() then return count end
+  for _, member in ipairs(redis.call('ZRANGEBYLEX', K.gate_order, '[r' .. gate .. '\0', '(r' .. gate .. '\1',
+    'LIMIT', 0, RESERVING)) do
+    local id, seat = string.match(member, '^%Z*%z%Z*%z(%Z*)%z(%Z*)%z%d+$')
+    local record = id and read_status(id)
+    local owner = seat and owner_in(seat)
+    if record and record.state == 'ready' and not blocked_until(owner)
+      and has_those_before(waiting_task(id, record), gate) then count = count + 1 end
+  end
+  return count
+end
+
+-- What clients have to carry to the homes of gates, as text for the answer of a claim; see lib/permits.
+function gates.answer()
+  return permits().answer(function(gate)
+    local limits = limits_of(gate)
+    if not limits or not limits.is_shared then return nil end
+    return limits, used_slots(gate, limits.slots), gates.kept(gate), first_turn(gate) ~= nil
+  end, function(gate) look_later(gate, 0) end)
+end
+
+-- Take permits that the home has given, or give some up for others; see permits.accept. Returns the version, how many
+-- are kept, how many more are wanted, and the operation that has set the limits.
+function gates.exchange(gate, given, word)
+  local limits = limits_of(gate)
+  limits = limits and limits.is_shared and limits or { slots = 0, set_by = '' }
+  permits().accept(gate, given, word ~= '')
+  if word == 'lend' then permits().lend(gate, limits, used_slots(gate, limits.slots), gates.kept(gate)) end
+  redis.call('ZREM', K.gate_times, gate)
+  freed[gate] = true
+  gates.flush()
+  local kept, wants = permits().of(gate), permits().wants(gate, limits.slots, first_turn(gate) ~= nil)
+  permits().settle(gate, limits, wants > 0)
+  return { kept.version, kept.count, wants, limits.set_by }
+end
+
 -- --- leases ---
 
 -- Count a task that starts at its gates.
@@ -585,8 +678,11 @@ function gates.begin(task)
     local gate, limits = pair[1], pair[2]
     local is_full = false
     if limits.slots then
-      used_cache[gate] = used_slots(gate, limits.slots) + 1
-      is_full = used_cache[gate] >= limits.slots
+      local slots = slots_of(gate, limits)
+      used_cache[gate] = used_slots(gate, slots) + 1
+      -- A partition that waits for more permits looks again at its time.
+      is_full = used_cache[gate] >= slots and not limits.is_shared
+      if limits.is_shared then permits().use(gate) end
       -- The debt of a key is dropped at its time, whatever its limits are by then.
       if is_full and (string.byte(gate) ~= 3 or redis.call('HEXISTS', K.paced, gate) == 0) then
         redis.call('ZREM', K.gate_times, gate)
@@ -673,7 +769,8 @@ function gates.is_full(task)
   for _, pair in ipairs(gates_of(task)) do
     local gate, limits = pair[1], pair[2]
     local used = redis.call('ZLEXCOUNT', K.slots, '[' .. gate .. '\0', '(' .. gate .. '\1')
-    if (limits.slots and used >= limits.slots) or redis.call('ZSCORE', K.gate_times, gate) then return true end
+    local slots = slots_of(gate, limits)
+    if (slots and used >= slots) or redis.call('ZSCORE', K.gate_times, gate) then return true end
   end
   return false
 end

@@ -43,7 +43,10 @@ if A.after == '' then
     redis.call('HDEL', K.limits, A.field)
     redis.call('HDEL', K.paced, A.field)
   else
-    redis.call('HSET', K.limits, A.field, A.limits)
+    -- In a partition, permits that were given under other limits count no more.
+    local is_partition = string.find(K.limits, '^{[^:}]*:[^:}]*:')
+    local text = is_partition and string.sub(A.limits, 1, -2) .. ',"op":' .. cjson.encode(A.op) .. '}' or A.limits
+    redis.call('HSET', K.limits, A.field, text)
     -- Reduce the debt from a lower rate now, not when the next task is claimed.
     local rate = gates().parse(A.limits).rate
     if rate and not prefix then free_at(K.paced, A.field, rate) end

@@ -29,7 +29,8 @@
 --
 -- Returns { ms until something becomes claimable (-1: nothing known, 0: now), time in ms, time of the
 -- claim in ms, numbers of the wake lists to wait at (0: `wake`), with commas; the levels of the partition after
--- the claim, as level.text writes them, empty without partitions; then for each task: id, document, attempt, ms
+-- the claim, as level.text writes them, and in a second line what is to be carried to the homes of limits, as
+-- lib/permits writes it, empty without partitions; then for each task: id, document, attempt, ms
 -- at which it became ready }.
 
 local WINDOW_MS = 10000      -- service is compared between users over windows of this length
@@ -209,7 +210,7 @@ local function settle_all(open)
 end
 
 -- When held tasks that this worker may want come back, ms; nil if it is not known.
-local function next_gate()
+function this.next_gate()
   local most = this.filtered and GATES_READ or 1
   local flat = redis.call('ZRANGE', K.gate_times, 0, most - 1, 'WITHSCORES')
   for i = 1, #flat, 2 do
@@ -229,7 +230,7 @@ local function wait_hint(kind, is_more)
   for _, key in ipairs({ K.delayed, K.leases, K.parked }) do
     moments[#moments + 1] = tonumber(redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2] or nil)
   end
-  moments[#moments + 1] = next_gate()
+  moments[#moments + 1] = this.next_gate()
   local soonest = -1
   for _, at in pairs(moments) do
     if at and at < math.huge then
@@ -305,6 +306,7 @@ local function claim()
     if A.floor ~= '' then this.level = this.leave_level(open) end
     reap_idle(open, #this.taken.ids)
     save_fair()
+    if fair.flush_gates and A.floor ~= '' then this.level = this.level .. gates().answer() end
     if fair.flush_gates then is_more = nil end  -- held tasks may have come back
     if kind then kinds().save(kind) end
   end

@@ -35,6 +35,10 @@ local function declare(name, declared)
     return
   end
   declared.by = 'worker'
+  -- In a partition, permits that were given under other limits count no more; see lib/permits.
+  if string.find(K.limits, '^{[^:}]*:[^:}]*:') then
+    declared.op = stored and stored.slots == declared.slots and stored.op or now_text
+  end
   redis.call('HSET', K.limits, name, cjson.encode(declared))
 end
 

@@ -1,0 +1,105 @@
+"""Carry the permits of limits that span partitions between their homes and the other partitions.
+
+Each partition starts no more tasks of such a limit than it has permits. The home of the limit, a
+partition chosen by its name, gives them out. Servers do not talk to each other: a client whose
+claim is told that a partition wants permits, or gives some up, carries that to the home, and what
+the home answers to those concerned. It may die at any point, and others may do the same at the same
+time: see lua/lib/permits.lua for why the limit holds nevertheless.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from fairqueue.errors import FairQueueError
+from fairqueue.link.operation import At, Call, Gather, Operation
+from fairqueue.link.partitions import jump_hash
+from fairqueue.models import new_id
+
+WANTED, LEND = "wanted", "lend"  # words of the script take_permits
+
+
+class Said(NamedTuple):
+    """What a partition has said about its permits; set_by: the operation that set its limits."""
+
+    partition: int
+    version: int
+    permits: int
+    wants: int
+    set_by: str | bytes
+
+
+class Given(NamedTuple):
+    """What a partition has been given by the home; slots: of the limit, at that time."""
+
+    partition: int
+    version: int
+    permits: int
+    slots: int
+    set_by: bytes
+
+
+def home_of(gate: str, partitions: int) -> int:
+    """The partition that gives out the permits of a limit."""
+    return jump_hash(gate, partitions)
+
+
+def carry(queue: Any, number: int, asked: bytes) -> Operation[set[int]]:
+    """Carry what a partition has said in the answer of a claim; the partitions that got permits.
+
+    Errors are ignored: the partition says it again, and the claim must not be lost.
+    """
+    reached: set[int] = set()
+    for gate, *said in json.loads(asked):
+        try:
+            reached |= yield from _carry(queue, gate, Said(number, *said))
+        except FairQueueError:
+            continue
+    return reached
+
+
+def _carry(queue: Any, gate: str, said: Said) -> Operation[set[int]]:
+    is_wanted, to_tell, to_ask = yield from _share(queue, gate, [said])
+    if to_ask:
+        answers = yield from _take(queue, gate, to_ask, LEND)
+        heard = [
+            Said(given.partition, *answer)
+            for given, answer in zip(to_ask, answers, strict=True)
+            if not isinstance(answer, Exception)
+        ]
+        is_wanted, more, _ = yield from _share(queue, gate, heard)
+        to_tell = [*{each.partition: each for each in (*to_tell, *more)}.values()]
+    if not to_tell:
+        return set()
+    yield from _take(queue, gate, to_tell, WANTED if is_wanted else "")
+    return {each.partition for each in to_tell}
+
+
+def _share(
+    queue: Any, gate: str, said: Iterable[Said]
+) -> Operation[tuple[int, list[Given], list[Given]]]:
+    """Tell the home; whether somebody waits, who to tell, and whom to ask for permits."""
+    home = queue.link.parts[home_of(gate, len(queue.link.parts))]
+    rest = [value for each in said for value in each]
+    call = Call("share_permits", op=new_id(), gate=gate, rest=rest)
+    is_wanted, to_tell, to_ask = yield At(home, queue.at(home)._call(call))
+    return is_wanted, [Given(*each) for each in to_tell], [Given(*each) for each in to_ask]
+
+
+def _take(queue: Any, gate: str, given: list[Given], word: str) -> Operation[list[Any]]:
+    """Bring permits to partitions; what each says then, or its error."""
+    asked = []
+    for each in given:
+        part = queue.link.parts[each.partition]
+        call = Call(
+            "take_permits",
+            gate=gate,
+            version=each.version,
+            count=each.permits,
+            slots=each.slots,
+            set_by=each.set_by,
+            word=word,
+        )
+        asked.append((part, queue.at(part)._call(call)))
+    answers: list[Any] = yield Gather(asked, partial=True)
+    return answers
