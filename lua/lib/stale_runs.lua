@@ -18,6 +18,8 @@ local function find_stale()
   lost.end_overdue()
   lost.take_back(due_in(K.leases))
   if #expired > 0 then lost.expire(expired) end
+  -- No claim comes to a partition in which nothing waits.
+  trim_all(UPKEEP)
   if lost.found then wake_worker() end
   save_fair()
   return notices().tell(A.can_alert ~= '')

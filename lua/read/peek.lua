@@ -19,7 +19,7 @@ for pool in string.gmatch(A.pools == '' and 'default' or A.pools, '[^\n]+') do
   names[#names + 1] = pool == 'default' and '' or '\3' .. pool
 end
 local offset, rests, lane_offset, lane_rests = level().shift()
-local hint = -1
+local hint = fair.behind and 0 or -1  -- there are old records to drop
 for _, key in ipairs({ K.delayed, K.leases, K.parked, K.gate_times, K.expiring, K.deadlines }) do
   local at = tonumber(redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2] or nil)
   if at and at < math.huge then
