@@ -460,7 +460,7 @@ async def _answer_or_error(connection: AbstractConnection) -> Any:
     try:
         return await connection.read_response()
     except redis.ResponseError as error:
-        return error
+        return driver.typed(error)
 
 
 async def _disconnect(connection: AbstractConnection) -> None:

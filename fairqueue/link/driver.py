@@ -279,6 +279,24 @@ class Attempts:
         return kind(text)
 
 
+# Errors that only the cluster client of redis-py before 8 has types for.
+_TYPES: dict[str, type[redis.ResponseError]] = {
+    "ASK": redis.exceptions.AskError,
+    "CLUSTERDOWN": redis.exceptions.ClusterDownError,
+    "CROSSSLOT": redis.exceptions.ClusterCrossSlotError,
+    "MASTERDOWN": redis.exceptions.MasterDownError,
+    "MOVED": redis.exceptions.MovedError,
+    "TRYAGAIN": redis.exceptions.TryAgainError,
+}
+
+
+def typed(error: redis.ResponseError) -> redis.ResponseError:
+    """An error of a server with the type that it has in all versions of redis-py."""
+    word, _, text = str(error).partition(" ")
+    kind = _TYPES.get(word) if type(error) is redis.ResponseError else None
+    return error if kind is None else kind(text)
+
+
 def is_for_later(error: Exception) -> bool:
     """Whether a request is worth repeating: nobody has refused it permanently."""
     if isinstance(error, redis.ResponseError):

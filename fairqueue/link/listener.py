@@ -13,7 +13,7 @@ import redis
 from redis.connection import AbstractConnection
 
 from fairqueue.link.dialer import Dialer, disconnect
-from fairqueue.link.driver import BLOCK_S, LONGEST_PAUSE_S, SILENCE_S, is_for_later
+from fairqueue.link.driver import BLOCK_S, LONGEST_PAUSE_S, SILENCE_S, is_for_later, typed
 
 SELECTABLE = 1024  # file descriptors from this number on are too large for `select`
 # For the rest of an answer that has begun: meanwhile a listener hears no nudges.
@@ -102,10 +102,14 @@ class Ear:
                 answer = connection.read_response(disconnect_on_error=False)
         except redis.TimeoutError:
             return None  # a TLS record without data, or the rest is on its way: still pending
+        except redis.ResponseError as refusal:
+            error = typed(refusal)
+            self._fail(error)
+            if self._is_for_later(error):
+                raise redis.ConnectionError(f"no longer the primary: {error}") from error
+            raise error from None
         except BaseException as error:
             self._fail(error)
-            if isinstance(error, redis.ResponseError) and self._is_for_later(error):
-                raise redis.ConnectionError(f"no longer the primary: {error}") from error
             raise
         self.is_pending = False
         return answer
@@ -302,4 +306,4 @@ def answer_or_error(connection: AbstractConnection) -> Any:
     try:
         return connection.read_response()
     except redis.ResponseError as error:
-        return error
+        return typed(error)

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 import redis
+from helpers.fixtures import OwnServer
 from helpers.network import LossyProxy, Port
 from helpers.tasks import ids_of, make_task
 from helpers.waiting import in_thread
@@ -21,10 +22,12 @@ from fairqueue.errors import ConfigurationError, RedisRefused, RedisUnavailable
 from fairqueue.link.acl import acl_line
 from fairqueue.link.cluster import ClusterAddress
 from fairqueue.link.connection import Link
+from fairqueue.link.keys import SLOTS
 from fairqueue.link.operation import Ask, Call, Gather, Operation, Wait
 from fairqueue.link.urls import open_client
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.runtime.cluster import EmbeddedCluster, EmbeddedNode, SlotMove
+from fairqueue.runtime.cluster import _Ports as Ports
 
 PARTITIONS = 8
 
@@ -169,6 +172,18 @@ def test_a_node_that_cannot_be_reached_is_named(cluster: EmbeddedCluster) -> Non
 def slots_of_default() -> list[int]:
     with TaskQueue.from_url("redis+cluster://127.0.0.1:1", partitions=PARTITIONS) as queue:
         return slots_of(queue)
+
+
+def test_a_node_that_names_no_host_is_at_the_host_that_was_asked(own_server: OwnServer) -> None:
+    ports = Ports()
+    config = {"cluster-enabled": "yes", "cluster-port": str(ports.bus_port)}
+    server = own_server(config=config, port=ports.open_for_server())
+    with redis.Redis.from_url(server.url) as client:
+        client.execute_command("CLUSTER ADDSLOTSRANGE", 0, SLOTS - 1)
+    with TaskQueue.from_url(f"redis+cluster://localhost:{ports.port}", partitions=4) as queue:
+        push_for(queue, users(10))
+        assert {part.node for part in queue.link.parts} == {f"localhost:{ports.port}"}
+    ports.close()
 
 
 def asking(part: Link) -> Operation[Any]:
