@@ -52,7 +52,7 @@ def pytest_xdist_auto_num_workers() -> int:
 # in them. Tests with the marker `processes` are slow too.
 SLOW = {
     "browser": ["browser"],
-    "fuzzing and the model": ["test_fuzz", "test_rest_fuzz", "test_model"],
+    "fuzzing and the model": ["test_fuzz", "test_rest_fuzz", "test_model", "test_partition_model"],
     "fault injection": ["test_failpoints", "test_fault_proxy", "test_fault_checker", "test_soak"],
     "failover and TLS": ["test_cluster_failover", "test_failover", "test_tls"],
     "several processes": [
