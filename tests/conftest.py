@@ -54,7 +54,12 @@ SLOW = {
     "browser": ["browser"],
     "fuzzing and the model": ["test_fuzz", "test_rest_fuzz", "test_model", "test_partition_model"],
     "fault injection": ["test_failpoints", "test_fault_proxy", "test_fault_checker", "test_soak"],
-    "failover and TLS": ["test_cluster_failover", "test_failover", "test_tls"],
+    "failover and TLS": [
+        "test_cluster_failover",
+        "test_cluster_leaders",
+        "test_failover",
+        "test_tls",
+    ],
     "several processes": [
         *("test_cli_alerts", "test_cli_metrics", "test_cli_processes", "test_guides", "test_peers"),
         *("test_processes", "test_scheduler_processes", "test_server", "test_service"),
