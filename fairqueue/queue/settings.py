@@ -264,11 +264,17 @@ class SettingsOperations(WholeSettings):
 
         key: one key; or its beginning and `*`, as in "account:*", for all keys that begin so, each
         with slots of its own. The limits of a key itself win over those of patterns, longer
-        patterns over shorter ones. Without slots and rate, the limit is removed. Raises
-        ConfigurationError naming the value, and nothing is stored.
+        patterns over shorter ones. Without slots and rate, the limit is removed. In a queue with
+        partitions, there is an order only within each tenant: `ordered` needs scope="tenant".
+        Raises ConfigurationError naming the value, and nothing is stored.
         """
         check_limited_key(key)
         limits = check_key_limits(slots, rate, ordered, through_retries, scope)
+        if ordered and scope == "queue" and self.link.parts:
+            raise ConfigurationError(
+                f"ordered=True needs scope='tenant' in a queue with {len(self.link.parts)} "
+                "partitions: there is no order over several of them"
+            )
         yield from self._limit(_KEY + key, limits)
 
     @operation

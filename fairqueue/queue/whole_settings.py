@@ -1,6 +1,7 @@
 """Change settings in all partitions of a queue, and let those that missed a change catch up."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -11,6 +12,9 @@ from fairqueue.models import UNREADABLE, new_id
 from fairqueue.queue.base import QueueBase
 
 T = TypeVar("T")
+
+# The operation that has set limits in a partition, which set_limits.lua adds.
+_SET_BY = re.compile(rb',"op":"[^"]*"\}\Z')
 
 CHANGING = b"changing"  # the field of the mark; see lua/settings/mark_change.lua
 # First bytes of the fields of limits that people set: of a key, and of names of tasks.
@@ -124,9 +128,9 @@ def _differences(
 
 
 def _of_people(text: bytes | None) -> bytes | None:
-    """The text of limits, or None for those that a worker has declared."""
+    """The text of limits, without who set them in a partition; None if a worker declared them."""
     try:
         declared = text is not None and json.loads(text).get("by") == "worker"
     except UNREADABLE:
         declared = False
-    return None if declared else text
+    return None if declared or text is None else _SET_BY.sub(b"}", text)

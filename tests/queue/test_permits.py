@@ -12,7 +12,7 @@ import redis
 from helpers.tasks import ids_of, make_task
 
 from fairqueue.clock import ManualClock
-from fairqueue.errors import FairQueueError, LeaseLost
+from fairqueue.errors import ConfigurationError, FairQueueError, LeaseLost
 from fairqueue.link.operation import At, Call, Gather, Operation
 from fairqueue.models import Claim
 from fairqueue.queue.claim import Wanted
@@ -400,3 +400,10 @@ def test_a_claim_keeps_its_tasks_though_the_home_of_a_limit_does_not_answer(
         patch.setattr("fairqueue.queue.permits._share", refuse)
         assert ids_of(queue.claim("w", limit=10, lease=600)) == ["free"]
     assert queue.claim("w", limit=10) == []  # it asks again after a moment
+
+
+def test_an_order_over_partitions_is_refused(queue: TaskQueue) -> None:
+    with pytest.raises(ConfigurationError, match="scope='tenant' in a queue with 4 partitions"):
+        queue.set_limit(KEY, slots=1, ordered=True)
+    queue.set_limit(KEY, slots=1, ordered=True, scope="tenant")
+    assert queue.get_key_limits()[KEY].ordered
