@@ -176,6 +176,22 @@ def test_partitions_are_shared_evenly_when_schedulers_join_and_leave(
     assert all(len(leaders) == PARTS for leaders in schedulers.history[5:-65])
 
 
+def test_how_many_partitions_a_scheduler_leads_is_a_metric(queue: TaskQueue) -> None:
+    registry = CollectorRegistry()
+    scheduler = TaskScheduler(queue, "one", registry=registry)
+
+    def led() -> float | None:
+        return registry.get_sample_value(
+            "fairqueue_scheduler_partitions_led", {"queue": "default", "scheduler": "one"}
+        )
+
+    assert led() == 0
+    scheduler.tick()
+    assert led() == PARTS
+    scheduler.stop()
+    assert led() == 0
+
+
 def test_schedulers_that_start_together_share_evenly(schedulers: Schedulers) -> None:
     for name in ("one", "two", "three", "four", "five"):
         schedulers.add(name)

@@ -347,13 +347,14 @@ def test_bulk_import_and_replan_are_for_all_partitions(
     assert schedules.bulk("remove", dry_run=False).done == 10
 
 
-def test_a_backfill_is_for_the_partition_of_the_group(
+def test_tasks_of_a_trigger_and_of_a_backfill_are_for_the_partition_of_the_group(
     schedules: Schedules, queue: TaskQueue, redis_client: redis.Redis
 ) -> None:
     add(schedules, "s", user_in(3))
+    schedules.trigger("s")
     assert schedules.backfill("s", START - timedelta(days=3), START).filled == 3
     tasks = [part.keys["tasks"] for part in queue.link.parts]
-    assert [redis_client.hlen(key) for key in tasks] == [0, 0, 0, 3]
+    assert [redis_client.hlen(key) for key in tasks] == [0, 0, 0, 4]
 
 
 def test_problems_of_all_partitions_are_listed_oldest_first(
