@@ -31,6 +31,7 @@ from fairqueue.__main__ import main
 from fairqueue.cli import exit_codes, listing, logs
 from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, RedisRefused, RedisUnavailable
+from fairqueue.link.whole import stored_partitions
 from fairqueue.logs import JsonFormatter
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.runtime.embedded import EmbeddedServer
@@ -403,7 +404,8 @@ def result_of(process: "subprocess.Popen[str]") -> tuple[int, str]:
 @pytest.fixture
 def live(redis_client: redis.Redis) -> Iterator[TaskScheduler]:
     """A scheduler of real time that only looks and writes schedules; it never ticks."""
-    with TaskQueue(redis_client) as queue:
+    partitions = stored_partitions(redis_client, "default")
+    with TaskQueue(redis_client, partitions=partitions) as queue:
         # Its term outlasts what a slow machine needs to start a program.
         yield TaskScheduler(queue, "observer", lock_timeout=600.0, registry=CollectorRegistry())
 
