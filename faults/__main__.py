@@ -13,11 +13,13 @@ import traceback
 from dataclasses import replace
 from typing import Any
 
+from faults.cluster import run as run_on_cluster
 from faults.profiles import FORMS
 from faults.report import publish, row_of, table
 from faults.storm import run_storm
 
 FAILPOINTS = "failpoints"
+CLUSTER = "cluster"  # only when it is named: it starts six servers
 SEEDS = 20  # how many seeds each failpoint is visited with
 
 
@@ -34,11 +36,14 @@ def main() -> None:
     profiles = {profile.name: profile for profile in FORMS[options.form]}
     # The short form is part of the tests.
     known = [*profiles, *([FAILPOINTS] if options.form == "long" else [])]
-    unknown = set(options.name) - set(known)
+    unknown = set(options.name) - {*known, CLUSTER}
     if unknown:
         parser.error(f"no such storm: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
+    if options.name == [CLUSTER]:
+        verdicts = run_on_cluster(options.form, seed, options.most_seconds)
+        sys.exit(1 if any(verdict.violations for verdict in verdicts) else 0)
     results: list[dict[str, Any]] = []
     unended: list[str] = []
     for name in options.name or known:

@@ -53,7 +53,13 @@ def pytest_xdist_auto_num_workers() -> int:
 SLOW = {
     "browser": ["browser"],
     "fuzzing and the model": ["test_fuzz", "test_rest_fuzz", "test_model", "test_partition_model"],
-    "fault injection": ["test_failpoints", "test_fault_proxy", "test_fault_checker", "test_soak"],
+    "fault injection": [
+        "test_failpoints",
+        "test_fault_proxy",
+        "test_fault_checker",
+        "test_soak",
+        "test_cluster_storm",
+    ],
     "failover and TLS": [
         "test_cluster_failover",
         "test_cluster_leaders",
