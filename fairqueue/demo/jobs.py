@@ -153,9 +153,9 @@ TENANT_SETTINGS: tuple[dict[str, Any], ...] = (
     {"weight": 1.0, "max_waiting": 50_000},
     {"weight": 2.0, "max_running": 6},
 )
-# One run at a time for each account, in order; and few text messages a second, for all schools.
+# One run at a time for each account of a school, in order; few text messages a second in all.
 KEY_LIMITS: dict[str, dict[str, Any]] = {
-    "account:*": {"slots": 1, "ordered": True},
+    "account:*": {"slots": 1, "ordered": True, "scope": "tenant"},
     "sms": {"rate": 2.5},
 }
 # Schedules that were paused: at least how many days ago, and why.

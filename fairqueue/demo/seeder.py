@@ -38,6 +38,8 @@ from fairqueue.demo.jobs import (
 from fairqueue.errors import ConfigurationError, InvalidInput
 from fairqueue.history.runs import History
 from fairqueue.inspection import Inspector
+from fairqueue.link.connection import Link
+from fairqueue.link.whole import WholeLink
 from fairqueue.models import Claim
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.reports import Failure, LogLine, Report
@@ -127,9 +129,17 @@ def prepare(queue: TaskQueue, runs: int, *, force: bool) -> None:
 
 def at_times(queue: TaskQueue, clock: ManualClock) -> TaskQueue:
     """Return the same queue with another clock."""
+
+    def at(link: Link) -> Link:
+        other = copy.copy(link)
+        other.clock = clock
+        return other
+
     past = copy.copy(queue)
-    past.link = copy.copy(queue.link)
-    past.link.clock = clock
+    past.__dict__["_twins"] = {}  # of other links
+    past.link = at(queue.link)
+    if isinstance(past.link, WholeLink):
+        past.link.join(list(map(at, queue.link.parts)), queue.link.record)
     return past
 
 

@@ -104,6 +104,7 @@ def test_the_id_of_another_tenants_old_schedule_tells_nothing(inspector: Inspect
     assert len(inspector.schedules.get("report").outcomes) == 2  # who sees all sees both
 
 
+@pytest.mark.one_partition
 def test_a_schedule_that_becomes_anothers_before_the_change_is_left_alone(
     inspector: Inspector, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from fairqueue.inspection import Inspector
-from fairqueue.web.api.models import Input, TaskOwnerQuery, given
+from fairqueue.web.api.models import Input, given
 from fairqueue.web.app_state import AppState
 
 PREFIX = "/api/v1"
@@ -142,8 +142,8 @@ class Endpoint:
             found.add(422)  # unknown parameters are refused
         if self.has_body:
             found |= {400, 413, 415, 422}
-        if self.is_write or issubclass(self.query, TaskOwnerQuery):
-            found.add(409)
+        if self.is_write or {"task_id", "schedule_id"} & set(self.parameters):
+            found.add(409)  # an id may be that of several partitions
         if self.supports_if_match:
             found.add(412)
         if self.has_etag and self.method == "GET":

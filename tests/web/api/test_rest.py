@@ -94,6 +94,7 @@ def test_the_guide_lists_every_operation_as_it_is() -> None:
     ]
 
 
+@pytest.mark.one_partition
 def test_the_examples_of_the_guide_work(world: World) -> None:
     secret = AccessStore(world.queue.link).create_key("ann", "admin", by="test").secret
     client = Client(make_app(world.queue), prefix="")
@@ -375,6 +376,7 @@ def test_what_comes_next_is_told(admin: Client) -> None:
 
 
 @pytest.mark.untidy
+@pytest.mark.one_partition
 def test_jobs_that_cannot_be_read_are_listed_as_problems(api: Api, admin: Client) -> None:
     api.world.redis.hset(api.world.queue.keys["schedules"], "acme-daily", "{")
     problem = admin.refused(500, "GET", JOB)
@@ -785,6 +787,7 @@ def test_ids_may_have_any_characters(admin: Client, name: str) -> None:
 # --- when the queue says no -----------------------------------------------------------------------
 
 
+@pytest.mark.one_partition
 def test_a_full_queue_asks_to_come_back(api: Api, admin: Client) -> None:
     api.world.queue.configure(max_waiting=1)
     response = admin.send("POST", "/tasks", json={"user_id": "bo"})
@@ -795,6 +798,7 @@ def test_a_full_queue_asks_to_come_back(api: Api, admin: Client) -> None:
     assert int(response.headers["retry-after"]) > 0
 
 
+@pytest.mark.one_partition
 def test_a_quota_of_schedules_is_a_conflict(api: Api, admin: Client) -> None:
     api.world.queue.configure(max_schedules=1)
     body = {"user_id": "acme-ann", "cron_expr": "* * * * *"}

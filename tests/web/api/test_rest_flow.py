@@ -143,6 +143,7 @@ def test_the_users_of_one_id_in_two_tenants_are_two(api: Api, admin: Client) -> 
     assert "tenant" in admin.refused(422, "GET", "/users/acme-ann?tenant=no%20way")["detail"]
 
 
+@pytest.mark.one_partition
 def test_a_user_moves_with_tasks_and_settings(admin: Client) -> None:
     admin.ok("PATCH", "/users/acme-ann?tenant=acme", json={"weight": 3})
     path = "/users/acme-ann/move"
@@ -172,6 +173,7 @@ def test_a_move_of_an_unknown_user_is_refused(api: Api, admin: Client) -> None:
     assert api.state() == before
 
 
+@pytest.mark.one_partition
 def test_a_move_can_be_repeated(admin: Client) -> None:
     for moved in (1, 0):
         path = "/users/acme-ann/move?tenant=acme"

@@ -83,6 +83,7 @@ def test_a_page_without_workers_says_how_to_start_one(web: Web, queue: TaskQueue
     assert "No task name has limits" in text
 
 
+@pytest.mark.one_partition
 def test_no_leader_is_an_alarm(site: Site, inspector: Inspector, clock: ManualClock) -> None:
     inspector.schedules.add(cron_expr="0 9 * * *", user_id="alice", schedule_id="nine")
 

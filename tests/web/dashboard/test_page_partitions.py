@@ -7,10 +7,13 @@ import redis
 from helpers.browser import Site, Web
 from helpers.pages import get, key, words
 from helpers.partitions import NOWHERE, without
+from prometheus_client import CollectorRegistry
 
+from fairqueue.demo.seeder import seed
 from fairqueue.link.partitions import partition_of
 from fairqueue.models import Task
 from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 PAGES = (
     *("/", "/schedules", "/users", "/tenants", "/runs", "/failed", "/workers", "/audit"),
@@ -76,3 +79,18 @@ def test_the_viewer_of_a_tenant_sees_no_nodes(web: Web, queue: TaskQueue) -> Non
         answer = site.http.get("/runs", headers=headers)
         assert answer.status_code == 200
         assert NOWHERE not in answer.text
+
+
+def test_the_workers_page_says_who_leads_which_partitions(site: Site, queue: TaskQueue) -> None:
+    assert "Partitions 0, 1, 2, 3 nobody" in words(get(site, "/workers"))
+    scheduler = TaskScheduler(queue, "one", registry=CollectorRegistry())
+    scheduler.tick()
+    assert "Partitions 0, 1, 2, 3 one" in words(get(site, "/workers"))
+    scheduler.stop()
+
+
+def test_a_month_of_a_school_fits_into_partitions(site: Site, queue: TaskQueue) -> None:
+    seeded = seed(queue)
+    text = words(get(site, "/schedules"))
+    assert len(seeded.failed) > 3
+    assert seeded.schedules[0] in text

@@ -112,6 +112,7 @@ def test_the_wait_of_a_second_attempt_is_named_as_such(site: Site, world: World)
 
 
 @pytest.mark.untidy
+@pytest.mark.one_partition
 def test_a_run_that_began_at_no_time_does_not_hide_the_others(web: Web, world: World) -> None:
     for task_id in ("good", "spoilt"):
         world.queue.push(make_task("alice", task_id))
@@ -591,6 +592,7 @@ def test_what_is_not_there_is_not_found(site: Site) -> None:
         ("report", {"log_dropped": None}),
     ],
 )
+@pytest.mark.one_partition
 def test_a_run_with_an_attempt_that_cannot_be_read_is_shown_without_it(
     site: Site, world: World, field: str, value: Any
 ) -> None:
@@ -611,6 +613,7 @@ def test_a_run_with_an_attempt_that_cannot_be_read_is_shown_without_it(
 
 @pytest.mark.untidy
 @pytest.mark.parametrize("field", ["name", "user", "error", "worker", "tenant", "fingerprint"])
+@pytest.mark.one_partition
 def test_text_that_is_not_utf_8_is_shown_best_effort(site: Site, world: World, field: str) -> None:
     fail(world, "spoilt")
     record = json.loads(world.redis.hget(world.keys["status"], "spoilt") or b"")

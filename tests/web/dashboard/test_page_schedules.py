@@ -90,7 +90,7 @@ def test_a_row_tells_all_about_a_schedule(web: Web, world: World) -> None:
         assert part in text
     assert "Europe/Berlin" in text
     assert 'datetime="2026-03-06T08:00:00.000Z" data-time="countdown"' in text
-    assert f'href="/runs/{claim.task.task_id}"' in text
+    assert f'href="/runs/{claim.task.task_id}' in text
     assert 'title="succeeded, 2026-03-05 08:00 UTC"><span class="sr-only">succeeded</span>' in text
     assert "fairqueue schedules list" in text
 

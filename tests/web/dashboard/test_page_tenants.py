@@ -177,6 +177,7 @@ def test_a_user_is_listed_and_changed_as_a_pair(world: World, site: Site) -> Non
     assert world.queue.size("ann") == 1
 
 
+@pytest.mark.one_partition
 def test_a_user_is_moved_and_the_page_follows(world: World, site: Site) -> None:
     fill(world, "ann", 2, tenant="acme")
     dialog = get(site, "/ask/users/move", id="ann", tenant="acme")

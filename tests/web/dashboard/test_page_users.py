@@ -216,6 +216,7 @@ def test_colours_of_a_chart_go_by_user() -> None:
         assert tones_of(fewer)[fewer.index(user)] == tones[user]
 
 
+@pytest.mark.one_partition
 def test_more_users_than_are_counted_are_told_as_more(
     queue: TaskQueue, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

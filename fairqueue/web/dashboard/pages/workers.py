@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute, Route
 from fairqueue.doctor import FULL_SHARE, FULLER_SHARE, SKEW_S, SLOW_S
 from fairqueue.errors import InvalidInput
 from fairqueue.inspection.views import RedisInfo
+from fairqueue.models import QueueSnapshot
 from fairqueue.web.auth import inspector_of
 from fairqueue.web.dashboard.formatting import duration, number, share, size
 from fairqueue.web.dashboard.forms import Done, Form, action
@@ -109,13 +110,26 @@ def _persistence(info: RedisInfo) -> RedisCheck:
     return _check("Persistence", text, level, advice)
 
 
+def partitions_by_leader(snapshot: QueueSnapshot) -> dict[str | None, list[int]]:
+    """The partitions that each scheduler leads, those without a leader last; empty if one has all.
+
+    Partitions that do not answer are left out.
+    """
+    if not snapshot.parts:
+        return {}
+    found: dict[str | None, list[int]] = {}
+    for partition, leader in sorted(snapshot.leaders.items()):
+        found.setdefault(leader, []).append(partition)
+    return dict(sorted(found.items(), key=lambda each: (each[0] is None, each[0] or "")))
+
+
 # --- the page -------------------------------------------------------------------------------------
 
 
 def workers(request: Request) -> Response:
     """The page. Raises Forbidden for an actor of one tenant."""
     inspector = inspector_of(request)
-    found = inspector.workers.list()
+    found, snapshot = inspector.workers.list(), inspector.system.snapshot()
     return page(
         request,
         "workers.html",
@@ -123,7 +137,8 @@ def workers(request: Request) -> Response:
         slots=sum(worker.slots for worker in found),
         running=sum(worker.running for worker in found),
         leader=inspector.system.leader(),
-        snapshot=inspector.system.snapshot(),
+        snapshot=snapshot,
+        leaders=partitions_by_leader(snapshot),
         checks=check_redis(inspector.system.redis()),
         pools=inspector.system.pools(),
         limits=inspector.system.limits(),
