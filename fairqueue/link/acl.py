@@ -17,7 +17,7 @@ SENT = (
     *("EVALSHA", "SCRIPT|LOAD", "PING", "INFO", "TIME", "TYPE", "BLPOP", "UNLINK"),
     *("EXISTS", "GET", "HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "HSCAN", "HSTRLEN"),
     *("ZCARD", "ZCOUNT", "ZLEXCOUNT", "ZMSCORE", "ZRANDMEMBER", "ZRANGE", "ZRANGEBYLEX"),
-    *("ZREVRANGEBYLEX", "ZSCAN", "ZSCORE"),
+    *("ZREVRANGEBYLEX", "ZSCAN", "ZSCORE", "HRANDFIELD", "LPUSH"),
     "MEMORY|USAGE",  # only `fairqueue partitions --memory`
     "ROLE",  # only with Sentinel
     *("ASKING", "CLUSTER|SLOTS"),  # only in a cluster
