@@ -9,6 +9,7 @@ time: see lua/lib/permits.lua for why the limit holds nevertheless.
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from fairqueue.errors import FairQueueError
@@ -39,6 +40,21 @@ class Given(NamedTuple):
     set_by: bytes
 
 
+class Question(NamedTuple):
+    """How many starts of a rate a partition wants, in units of cost.
+
+    first: for the next task. more: what attempts have cost more than they declared. asked_ms: when,
+    by the clock of the partition.
+    """
+
+    first: float
+    most: float
+    more: float
+    number: int
+    asked_ms: int
+    set_by: str
+
+
 def home_of(gate: str, partitions: int) -> int:
     """The partition that gives out the permits of a limit."""
     return jump_hash(gate, partitions)
@@ -50,12 +66,33 @@ def carry(queue: Any, number: int, asked: bytes) -> Operation[set[int]]:
     Errors are ignored: the partition says it again, and the claim must not be lost.
     """
     reached: set[int] = set()
-    for gate, *said in json.loads(asked):
-        try:
+    lists = json.loads(asked)
+    for gate, *said in lists["slots"]:
+        with suppress(FairQueueError):
             reached |= yield from _carry(queue, gate, Said(number, *said))
-        except FairQueueError:
-            continue
+    for gate, *question in lists["rates"]:
+        with suppress(FairQueueError):
+            yield from _bring_starts(queue, gate, Question(*question), queue.link.parts[number])
+            reached.add(number)
     return reached
+
+
+def _bring_starts(queue: Any, gate: str, question: Question, part: Any) -> Operation[None]:
+    """Bring a partition starts of a rate, as many as its home allows now."""
+    home = queue.link.parts[home_of(gate, len(queue.link.parts))]
+    call = Call(
+        "share_starts",
+        op=new_id(),
+        gate=gate,
+        partition=part.keys.partition,
+        first=question.first,
+        most=question.most,
+        more=question.more,
+    )
+    units, wait = yield At(home, queue.at(home)._call(call))
+    number, asked = question.number, question.asked_ms
+    call = Call("take_starts", gate=gate, units=units, wait=wait, number=number, asked=asked)
+    yield At(part, queue.at(part)._call(call))
 
 
 def _carry(queue: Any, gate: str, said: Said) -> Operation[set[int]]:

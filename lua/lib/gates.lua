@@ -2,7 +2,7 @@
 --
 -- LAZY
 -- @include status owners backlog
--- @lazy permits
+-- @lazy permits starts
 -- KEYS limits       hash  name -> JSON: slots, rate, timeout_ms, by; \3 key -> slots, rate, ordered,
 --                         through_retries, scope; \3 prefix * -> the same for all keys that begin so; \4 -> the
 --                         prefixes, one per line
@@ -61,6 +61,7 @@ function gates.parse(text)
   found.ordered, found.through_retries = stored.ordered == true, stored.through_retries == true
   found.by_tenant = stored.scope == 'tenant'
   found.is_shared = IS_PARTITION and found.slots ~= nil and not found.by_tenant
+  found.shares_rate = IS_PARTITION and found.rate ~= nil and not found.by_tenant
   found.set_by = type(stored.op) == 'string' and stored.op or ''
   return found
 end
@@ -228,7 +229,9 @@ function gates.closed_for(task)
     local gate, limits = pair[1], pair[2]
     local slots = slots_of(gate, limits)
     if slots and used_slots(gate, slots) >= slots then return gate, 'slots' end
-    if limits.rate then
+    if limits.shares_rate then
+      if not starts().allow(gate, task.cost or 1) then return gate, 'rate' end
+    elseif limits.rate then
       local free = free_at(K.paced, gate, limits.rate, task.cost)
       if free > now then return gate, 'rate', free end
     end
@@ -246,7 +249,9 @@ local function room_at(gate, most)
   if not limits then return most end  -- its limits were removed since the tasks were held
   local slots = slots_of(gate, limits)
   if slots then most = math.min(most, slots - used_slots(gate, slots)) end
-  if limits.rate then
+  if limits.shares_rate then
+    most = math.min(most, starts().room(gate))
+  elseif limits.rate then
     local free, burst = free_at(K.paced, gate, limits.rate)
     local ahead = now - free
     most = math.min(most, burst, ahead < 0 and 0 or math.floor(ahead * limits.rate / 1000) + 1)
@@ -392,11 +397,13 @@ end
 -- Note why a task is held, so that it comes back.
 function gates.hold(task, gate, why, free)
   gates.join_line(gate, task.seat)
-  if why == 'rate' then
+  if why == 'rate' and limits_of(gate).shares_rate then
+    starts().want(gate, limits_of(gate), task.cost or 1)
+  elseif why == 'rate' then
     redis.call('ZADD', K.gate_times, 'LT', math.ceil(free), gate)
   elseif why == 'reserved' then
     redis.call('ZADD', K.gate_times, 'NX', now + LOOK_AGAIN, gate)
-  elseif limits_of(gate).is_shared then
+  elseif why == 'slots' and limits_of(gate).is_shared then
     permits().want(gate, limits_of(gate))
   end
   if #gates_of(task) < 2 then return end
@@ -538,12 +545,19 @@ local function look_later(gate, returned)
   if limits and limits.is_shared and (is_full or not first_turn(gate)) then
     at = permits().look(gate, limits, used_slots(gate, slots), first_turn(gate) ~= nil)
     if is_key and debt_until > now then at = math.min(at or math.huge, math.ceil(debt_until)) end
+  elseif limits and limits.shares_rate and first_turn(gate) and not is_full and room_at(gate, 1) < 1 then
+    at = starts().look(gate, limits, true)
   elseif first_turn(gate) and not is_full then
+    debt = limits and not limits.shares_rate and debt
     local free = debt and free_at(K.paced, gate, limits.rate) or 0
     local soon = room_at(gate, returned + 1) > returned and now or now + LOOK_AGAIN
     at = free > now and math.ceil(free) or soon
   elseif is_key and debt_until > now then
     at = math.ceil(debt_until)
+  end
+  if limits and limits.shares_rate then
+    if starts().of(gate).more ~= 0 then at = starts().look(gate, limits, false) end
+    if not at and is_key then starts().drop_idle(gate) end
   end
   if is_key and debt_until <= now then redis.call('HDEL', K.paced, gate) end
   if at then redis.call('ZADD', K.gate_times, at, gate) else redis.call('ZREM', K.gate_times, gate) end
@@ -646,13 +660,20 @@ function gates.kept(gate)
   return count
 end
 
--- What clients have to carry to the homes of gates, as text for the answer of a claim; see lib/permits.
+-- What clients have to carry to the homes of gates, as text for the answer of a claim; see lib/permits
+-- and lib/starts.
 function gates.answer()
-  return permits().answer(function(gate)
+  local slots, rates = {}, {}
+  permits().answer(slots, function(gate)
     local limits = limits_of(gate)
     if not limits or not limits.is_shared then return nil end
     return limits, used_slots(gate, limits.slots), gates.kept(gate), first_turn(gate) ~= nil
   end, function(gate) look_later(gate, 0) end)
+  starts().answer(rates, function(gate)
+    local limits = limits_of(gate)
+    return limits and limits.shares_rate and limits
+  end)
+  return #slots + #rates > 0 and '\n' .. cjson.encode({ slots = slots, rates = rates }) or ''
 end
 
 -- Take permits that the home has given, or give some up for others; see permits.accept. Returns the version, how many
@@ -668,6 +689,34 @@ function gates.exchange(gate, given, word)
   local kept, wants = permits().of(gate), permits().wants(gate, limits.slots, first_turn(gate) ~= nil)
   permits().settle(gate, limits, wants > 0)
   return { kept.version, kept.count, wants, limits.set_by }
+end
+
+-- Give starts of a shared rate, in its home. Returns units of cost, and ms until there are more, as text.
+function gates.give_starts(gate, first, most, more)
+  local limits = limits_of(gate)
+  if not limits or not limits.shares_rate then return { text_of(first), '0' } end
+  local rate, given = limits.rate, 0
+  if more ~= 0 then add_debt(K.paced, gate, rate, more, math.max(1, more), true) end
+  local free, burst = free_at(K.paced, gate, rate, first)
+  if first > 0 and free <= now then
+    given = math.max(first, math.min(most, burst, math.floor((now - free) * rate / 1000) + 1))
+    add_debt(K.paced, gate, rate, given, given > 1 and given or nil)
+    free = free_at(K.paced, gate, rate, first)
+  end
+  if string.byte(gate) == 3 and redis.call('HEXISTS', K.paced, gate) == 1 then
+    redis.call('ZADD', K.gate_times, 'NX', math.max(now + LOOK_AGAIN, math.ceil(free)), gate)
+  end
+  return { text_of(given), text_of(math.max(0, math.ceil(free - now))) }
+end
+
+-- Take starts in a partition; see starts.take.
+function gates.take_starts(gate, given)
+  starts().take(gate, given)
+  redis.call('ZREM', K.gate_times, gate)
+  freed[gate] = true
+  gates.flush()
+  if redis.call('ZSCORE', K.gate_times, gate) or not first_turn(gate) then return end
+  redis.call('ZADD', K.gate_times, math.max(now, starts().of(gate).later), gate)
 end
 
 -- --- leases ---
@@ -688,7 +737,10 @@ function gates.begin(task)
         redis.call('ZREM', K.gate_times, gate)
       end
     end
-    if limits.rate then
+    if limits.shares_rate then
+      starts().spend(gate, task.cost or 1)
+      redis.call('ZADD', K.gate_times, 'LT', math.max(now, starts().of(gate).later), gate)
+    elseif limits.rate then
       local debt = add_debt(K.paced, gate, limits.rate, task.cost or 1, task.cost)
       if not is_full and first_turn(gate) then
         redis.call('ZADD', K.gate_times, math.ceil(math.max(now, (free_at(K.paced, gate, limits.rate)))), gate)
@@ -746,7 +798,11 @@ function gates.settle(id, record, cost)
     local gate, limits = pair[1], pair[2]
     if limits.rate then
       local spent = record.flow and record.flow.cost or 1
-      add_debt(K.paced, gate, limits.rate, cost - spent, cost, true)
+      if limits.shares_rate then
+        starts().charge(gate, cost - spent)
+      else
+        add_debt(K.paced, gate, limits.rate, cost - spent, cost, true)
+      end
       look_later(gate, 0)
     end
   end

@@ -168,11 +168,10 @@ function permits.settle(gate, limits, is_short)
   if is_short or mine.count > 0 then permits.save(gate, mine) else drop(gate, mine) end
 end
 
--- What clients have to carry to the homes of gates, for the answer of a claim: gate, version and number of permits,
+-- Add what clients have to carry to the homes of gates to a list, for the answer of a claim: gate, version and number of permits,
 -- how many more are wanted, and the operation that has set the limits. `state_of`: the limits of a gate, how many are in use and how many are kept, and
 -- whether tasks are held; `look_later`: when there is nothing to wait for.
-function permits.answer(state_of, look_later)
-  local list = {}
+function permits.answer(list, state_of, look_later)
   for i, gate in ipairs(permits.names) do
     local limits, used, kept, is_held = state_of(gate)
     if limits and #list >= ASKED then
@@ -189,7 +188,6 @@ function permits.answer(state_of, look_later)
       end
     end
   end
-  return #list > 0 and '\n' .. cjson.encode(list) or ''
 end
 
 return permits

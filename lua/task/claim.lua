@@ -30,7 +30,7 @@
 -- Returns { ms until something becomes claimable (-1: nothing known, 0: now), time in ms, time of the
 -- claim in ms, numbers of the wake lists to wait at (0: `wake`), with commas; the levels of the partition after
 -- the claim, as level.text writes them, and in a second line what is to be carried to the homes of limits, as
--- lib/permits writes it, empty without partitions; then for each task: id, document, attempt, ms
+-- gates.answer writes it, empty without partitions; then for each task: id, document, attempt, ms
 -- at which it became ready }.
 
 local WINDOW_MS = 10000      -- service is compared between users over windows of this length
@@ -242,7 +242,7 @@ local function wait_hint(kind, is_more)
 end
 
 -- The wake lists of this worker, by number.
-local function lists_of(kind)
+function this.lists_of(kind)
   if kind then return { kinds().list_of(kind) } end
   if this.is_default_only then return { 0 } end
   local numbers = {}
@@ -313,7 +313,7 @@ local function claim()
 
   local ids, records = this.taken.ids, this.taken.records
   if is_more == nil then is_more = has_more(open, is_all) end
-  local hint, lists = wait_hint(kind, is_more), lists_of(kind)
+  local hint, lists = wait_hint(kind, is_more), this.lists_of(kind)
   -- One token wakes one worker, and a worker that leaves work for others wakes the next. A claim after
   -- which something happens sooner (a lease may expire, a rate allows a task) wakes a worker of each kind.
   local alarm = tonumber(redis.call('HGET', K.fair, 'alarm') or nil) or 0

@@ -214,6 +214,57 @@ def test_a_limit_of_each_tenant_needs_no_permits(
     assert not any(redis_client.exists(part.keys["permits"]) for part in queue.link.parts)
 
 
+# --- rates ----------------------------------------------------------------------------------------
+
+
+def starts_per_partition(queue: TaskQueue, clock: ManualClock, seconds: float) -> Counter[int]:
+    """Claim and finish twenty times a second; how many started in each partition."""
+    started: Counter[int] = Counter()
+    for _ in range(round(seconds * 20)):
+        claims = queue.claim("w", limit=50)
+        started.update(claim.partition for claim in claims)
+        queue.finish_many((claim, None) for claim in claims)
+        clock.advance(0.05)
+    return started
+
+
+@pytest.mark.parametrize("rate", [2.0, 40.0])
+def test_a_rate_holds_over_all_partitions_and_is_reached(
+    queue: TaskQueue, clock: ManualClock, rate: float
+) -> None:
+    queue.set_limits(NAME, rate=rate)
+    fill(queue, 150)
+    started = starts_per_partition(queue, clock, 10)
+    assert started.total() <= rate * 10 + max(1, rate / 10)
+    assert started.total() >= rate * 10 * 0.8
+    assert min(started[number] for number in range(PARTITIONS)) >= 2, started
+
+
+def test_the_cost_of_tasks_counts_for_the_rate_over_all_partitions(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    queue.set_limit(KEY, rate=10.0)
+    queue.push(make_task("u1", "large", limit_keys=[KEY], cost=50))
+    assert ids_of(queue.claim("w")) == ["large"]
+    fill(queue, 1, limit_keys=[KEY])
+    for _ in range(49):
+        assert queue.claim("w", limit=10) == []
+        clock.advance(0.1)
+    clock.advance(0.1)
+    assert len(queue.claim("w", limit=10)) >= 1
+
+
+def test_starts_that_nobody_used_lapse(queue: TaskQueue, clock: ManualClock) -> None:
+    """A partition that was given some a while ago may not add them to those of others."""
+    queue.set_limits(NAME, rate=1.0)
+    fill(queue, 3)
+    for calls in range(1, 9):
+        Process(queue, 10).run(calls)
+        clock.advance(2)
+    begun = len(queue.claim("w", limit=50)) + len(queue.claim("w", limit=50))
+    assert begun <= 1
+
+
 # --- any order of events --------------------------------------------------------------------------
 
 
