@@ -345,6 +345,7 @@ def test_a_task_with_a_bad_flow_is_not_stored(
 # --- limits ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_partition
 def test_limits_of_keys_are_set_listed_and_removed(cli: Cli, live: TaskQueue) -> None:
     told = cli.json("limits", "set", "account:*", "--slots", "1", "--ordered", "--through-retries")
     assert told == {

@@ -81,6 +81,7 @@ def test_pushed_tasks_may_wait(cli: Cli, live: TaskQueue) -> None:
         (("--user", "u", "--backoff", "1m,soon"), 2),
     ],
 )
+@pytest.mark.one_partition
 def test_a_task_that_cannot_be_pushed_is_not_stored(
     cli: Cli, live: TaskQueue, arguments: tuple[str, ...], code: int
 ) -> None:

@@ -705,6 +705,7 @@ def test_what_an_operator_does_is_written_down(furnished: Inspector, action: str
 
 
 @pytest.mark.parametrize("action", ADMINISTRATION)
+@pytest.mark.one_partition
 def test_what_an_admin_does_is_written_down(furnished: Inspector, action: str) -> None:
     ADMINISTRATION[action](furnished)
 

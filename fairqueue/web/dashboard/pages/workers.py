@@ -111,11 +111,11 @@ def _persistence(info: RedisInfo) -> RedisCheck:
 
 
 def partitions_by_leader(snapshot: QueueSnapshot) -> dict[str | None, list[int]]:
-    """The partitions that each scheduler leads, those without a leader last; empty if one has all.
+    """The partitions that each scheduler leads, those without a leader last.
 
-    Partitions that do not answer are left out.
+    Partitions that do not answer are left out. Empty if the queue has no partitions, or no leader.
     """
-    if not snapshot.parts:
+    if not snapshot.parts or not any(snapshot.leaders.values()):
         return {}
     found: dict[str | None, list[int]] = {}
     for partition, leader in sorted(snapshot.leaders.items()):
