@@ -25,7 +25,7 @@ class DelayIndex(Partitioned):
         self.link = link
 
     @operation
-    @over_all(all, strict=True)
+    @over_all(all)
     def update(self) -> Operation[bool]:
         """Bring the index up to date, in a bounded number of steps.
 

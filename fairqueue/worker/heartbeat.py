@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fairqueue.alerts import Alerts
 from fairqueue.errors import RedisUnavailable
+from fairqueue.link.partitions import tolerate_missing
 from fairqueue.logs import event_logger
 from fairqueue.queue.claim import DEFAULT_POOLS
 from fairqueue.queue.delays import DelayIndex
@@ -116,10 +117,11 @@ class Heartbeat:
             raise
         self._alerts.redis_ok()
         self._learn(beat, profile)  # first, because notices are delivered only once
-        DelayIndex(self._queue.link).update()
-        if self._alerts.has_recipients:
-            snapshot = self._queue.inspect()
-            self._alerts.watch(snapshot, self._store.alive() if idle_pools(snapshot) else ())
+        with tolerate_missing():
+            DelayIndex(self._queue.link).update()
+            if self._alerts.has_recipients:
+                snapshot = self._queue.inspect()
+                self._alerts.watch(snapshot, self._store.alive() if idle_pools(snapshot) else ())
 
     def _send(self, profile: WorkerProfile, current: list[str]) -> Beat:
         if not self._started_ms:

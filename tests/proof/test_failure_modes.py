@@ -9,7 +9,7 @@ import socket
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
@@ -42,8 +42,10 @@ from fairqueue.metrics.collectors import (
     scheduler_metrics,
     worker_metrics,
 )
+from fairqueue.link.partitions import tolerate_missing
 from fairqueue.models import Claim
 from fairqueue.queue.workers import GONE_AFTER_S, WorkerStore
+from fairqueue.runtime.cluster import EmbeddedCluster
 from fairqueue.scheduler.scheduler import SchedulerHealth
 
 ROOT = Path(__file__).parents[2]
@@ -74,12 +76,16 @@ def test_the_page_and_the_tests_name_the_same_failures() -> None:
     assert {failure for failure, _ in rows} == described
 
 
-def test_the_page_names_only_metrics_that_there_are(queue: TaskQueue) -> None:
+@pytest.mark.untidy
+def test_the_page_names_only_metrics_that_there_are(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
     registry = CollectorRegistry()
     scheduler_metrics(registry)
     worker_metrics(registry)
     Alerts(registry=registry)
     registry.register(QueueCollector(queue))
+    registry.register(QueueCollector(TaskQueue(redis_client, "parts", partitions=2)))
     known = {
         metric.name + ("_total" if metric.type == "counter" else "")
         for metric in registry.collect()
@@ -337,6 +343,53 @@ def test_without_redis_everybody_says_so_and_goes_on_when_it_is_back(
         finally:
             assert scheduler.stop(20)
             assert worker.stop(20)
+
+
+@pytest.mark.own_user
+def test_a_node_that_is_down_stops_only_its_partitions(
+    own_cluster: Callable[..., EmbeddedCluster], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {"cluster-require-full-coverage": "no"}
+    cluster = own_cluster(primaries=3, fsync="always", config=config)
+    with TaskQueue.from_url(cluster.url, partitions=3, timeout=1.0) as queue:
+        users = {queue.part_of(f"u{i}", None).keys.partition: f"u{i}" for i in range(40)}
+        scheduler = TaskScheduler(queue, registry=CollectorRegistry())
+        ran: list[str] = []
+        worker = Worker(queue, lambda task: ran.append(task.user_id), registry=CollectorRegistry())
+        for user in users.values():
+            queue.push(Task.create(user_id=user))
+        worker.run_until_empty()
+        assert sorted(ran) == sorted(users.values())
+
+        lost = cluster.owner(queue.link.parts[1].keys.slot)
+        queue.push(Task.create(user_id=users[1]))
+        (held,) = queue.claim("w", limit=1)
+        lost.kill()
+
+        with pytest.raises(RedisUnavailable):
+            queue.push(Task.create(user_id=users[1]))
+        ran.clear()
+        for number in (0, 2):
+            queue.push(Task.create(user_id=users[number], task_id=f"t{number}"))
+        worker.run_until_empty()
+        assert sorted(ran) == sorted([users[0], users[2]])
+        with caplog.at_level("INFO"):
+            scheduler.tick()
+        assert "partition_failed" in events(caplog)
+        assert [row.partition for row in Inspector(queue).partitions.read().partitions if row.error] == [1]
+        with tolerate_missing() as missing:
+            assert {"t0", "t2"} <= {run.task_id for run in History(queue).runs()}
+        assert list(missing.partitions) == [1]
+
+        lost.restart()
+        cluster.wait()
+        queue.finish(held)
+        queue.push(Task.create(user_id=users[1], task_id="t1"))
+        ran.clear()
+        worker.run_until_empty()
+        assert ran == [users[1]]
+        scheduler.tick()
+        assert scheduler.leads == (0, 1, 2)
 
 
 def test_a_redis_that_cannot_save_to_disk_takes_no_change_until_it_can(
