@@ -86,6 +86,7 @@ class Groups(Partitioned):
                 continue  # the prefixes of patterns
             # What workers declare reaches each partition with their next start.
             if isinstance(read, dict) and (name[:1] == "\x03" or read.get("by") == "operator"):
+                read.pop("op", None)  # the call that stored it: another one in each partition
                 found[f"limits of {name.removeprefix(chr(3))}"] = read
         return found
 

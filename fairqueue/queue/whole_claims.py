@@ -1,5 +1,6 @@
 """Claim from a queue with several partitions, fairly over all of them."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -194,7 +195,7 @@ class WholeClaims(ClaimOperations):
         Returns the answers of each partition, or its error, and the claim.
         """
         balance = claim.balance
-        number = None
+        asked_at, number = balance.asked_at, None
         if claim.limit:
             number = yield from self._best(balance, claim.wanted, woken_by)
         calls, token, peeked = self._exchange_calls(finishes, claim, number)
@@ -219,8 +220,10 @@ class WholeClaims(ClaimOperations):
         number = balance.best(claim.tried)
         is_known = claim.wanted.is_all or not balance.unentered(ENTER_S)
         if number is None and is_known and not balance.is_old():
-            # A token tells of new tasks; all partitions are asked again in a moment.
-            return answers, Answer([], min(balance.hint(), balance.asks_in()), balance.lists())
+            # All partitions were asked just now, or are asked in a moment. A token tells of tasks
+            # that come meanwhile.
+            rest = math.inf if balance.asked_at != asked_at else balance.asks_in()
+            return answers, Answer([], min(balance.hint(), rest), balance.lists())
         return answers, (yield from self._claim_on(claim, number))
 
     def _exchange_calls(

@@ -615,7 +615,7 @@ def test_the_asynchronous_queue_has_every_operation_of_the_blocking_one() -> Non
         }
 
     blocking, awaiting = operations(QueueOperations), operations(AsyncTaskQueue)
-    assert blocking.keys() - awaiting.keys() == {"exchange"}  # of workers
+    assert blocking.keys() - awaiting.keys() == {"catch_up", "exchange"}  # of schedulers, workers
     assert {name: blocking[name] for name in awaiting} == awaiting
     assert str(blocking["push"]).endswith("-> str")
 

@@ -35,6 +35,7 @@ from fairqueue.doctor import Doctor, Finding
 from fairqueue.errors import InvalidTask, RedisRefused, RedisUnavailable
 from fairqueue.http_tasks.http import HttpTasks
 from fairqueue.inspection import Inspector
+from fairqueue.link.partitions import tolerate_missing
 from fairqueue.metrics.collectors import (
     ERROR_TYPES,
     LOCK_OUTCOMES,
@@ -42,7 +43,6 @@ from fairqueue.metrics.collectors import (
     scheduler_metrics,
     worker_metrics,
 )
-from fairqueue.link.partitions import tolerate_missing
 from fairqueue.models import Claim
 from fairqueue.queue.workers import GONE_AFTER_S, WorkerStore
 from fairqueue.runtime.cluster import EmbeddedCluster
@@ -376,7 +376,9 @@ def test_a_node_that_is_down_stops_only_its_partitions(
         with caplog.at_level("INFO"):
             scheduler.tick()
         assert "partition_failed" in events(caplog)
-        assert [row.partition for row in Inspector(queue).partitions.read().partitions if row.error] == [1]
+        assert [
+            row.partition for row in Inspector(queue).partitions.read().partitions if row.error
+        ] == [1]
         with tolerate_missing() as missing:
             assert {"t0", "t2"} <= {run.task_id for run in History(queue).runs()}
         assert list(missing.partitions) == [1]
