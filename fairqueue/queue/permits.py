@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from fairqueue.errors import FairQueueError
-from fairqueue.link.operation import At, Call, Gather, Operation
+from fairqueue.link.operation import Ask, At, Call, Gather, Operation
 from fairqueue.link.partitions import jump_hash
 from fairqueue.models import new_id
 
@@ -140,3 +140,28 @@ def _take(queue: Any, gate: str, given: list[Given], word: str) -> Operation[lis
         asked.append((part, queue.at(part)._call(call)))
     answers: list[Any] = yield Gather(asked, partial=True)
     return answers
+
+
+def with_slots_of_others(link: Any, fields: dict[str, Any]) -> Operation[dict[str, Any]]:
+    """The answer of `explain`, with the slots that tasks of all partitions hold.
+
+    link: that of the partition which answered. A partition that does not answer counts for nothing.
+    """
+    others = [part for part in link.whole.parts if part is not link]
+    shared = [gate for gate in fields["gates"] if gate[1] != b"" and b"\2" not in gate[0]]
+    if not others or not shared:
+        return fields
+    names = [gate[0] for gate in shared]
+    answers = yield Gather([(part, _used(part, names)) for part in others], partial=True)
+    counts = [answer for answer in answers if not isinstance(answer, Exception)]
+    for i, gate in enumerate(shared):
+        gate[2] = int(gate[2]) + sum(count[i] for count in counts)
+    return fields
+
+
+def _used(link: Any, names: list[bytes]) -> Operation[list[int]]:
+    ranges = [(b"[" + name + b"\0", b"(" + name + b"\1") for name in names]
+    counts: list[int] = yield Ask(
+        *(("ZLEXCOUNT", link.keys["slots"], first, last) for first, last in ranges)
+    )
+    return counts

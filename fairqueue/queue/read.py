@@ -9,6 +9,7 @@ from fairqueue.queue.ahead import with_others
 from fairqueue.queue.base import check_timeout
 from fairqueue.queue.estimate import Quote, free_slots, quote
 from fairqueue.queue.explanation import Waiting, named
+from fairqueue.queue.permits import with_slots_of_others
 from fairqueue.queue.records import broken_status, read_status, task_info
 from fairqueue.queue.settings import SettingsOperations
 from fairqueue.queue.snapshot import merge_snapshots, snapshot
@@ -78,6 +79,7 @@ class ReadOperations(SettingsOperations):
             found = named(answer)
             pool = read_status(task_id, found["status"]).get("pool")
             found = yield from with_others(self.link, found, pool)
+            found = yield from with_slots_of_others(self.link, found)
             return Waiting(task_id, found, workers).explanation()
         except UNREADABLE as error:
             raise broken_status(task_id, error) from None

@@ -709,6 +709,12 @@ function gates.give_starts(gate, first, most, more)
   return { text_of(given), text_of(math.max(0, math.ceil(free - now))) }
 end
 
+-- When a shared rate may allow a task, ms; nil for a rate that is not shared. Changes nothing.
+function gates.starts_at(gate, limits, cost)
+  if not limits.shares_rate then return nil end
+  return starts().allow(gate, cost or 1) and now or math.max(now, starts().of(gate).later)
+end
+
 -- Take starts in a partition; see starts.take.
 function gates.take_starts(gate, given)
   starts().take(gate, given)

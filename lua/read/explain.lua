@@ -65,7 +65,10 @@ local function say_gates()
     local gate, limits = pair[1], pair[2]
     local used = redis.call('ZLEXCOUNT', K.slots, '[' .. gate .. '\0', '(' .. gate .. '\1')
     local free = ''
-    if limits.rate then free = string.format('%.0f', allowed_at(K.paced, gate, limits.rate, task.cost)) end
+    if limits.rate then
+      local at = gates().starts_at(gate, limits, task.cost) or allowed_at(K.paced, gate, limits.rate, task.cost)
+      free = string.format('%.0f', at)
+    end
     local first, reserved = gates().before(gate, limits, task)
     for _, value in ipairs({ 'gate', gate, limits.slots or '', used, limits.rate and text_of(limits.rate) or '',
       free, first, reserved }) do answer[#answer + 1] = value end

@@ -458,3 +458,15 @@ def test_an_order_over_partitions_is_refused(queue: TaskQueue) -> None:
         queue.set_limit(KEY, slots=1, ordered=True)
     queue.set_limit(KEY, slots=1, ordered=True, scope="tenant")
     assert queue.get_key_limits()[KEY].ordered
+
+
+def test_a_task_that_waits_for_slots_used_elsewhere_is_explained(queue: TaskQueue) -> None:
+    queue.set_limits(NAME, slots=2)
+    fill(queue, 2)
+    running = queue.claim("w", limit=2, lease=600)
+    there = {claim.partition for claim in running}
+    (user,) = next(own for number, own in users(queue).items() if number not in there)
+    assert queue.claim("w", limit=10) == []
+    why = queue.explain(f"{user}-0")
+    assert why is not None
+    assert "All 2 slots for tasks named 'slow' are taken." in why.summary
