@@ -12,6 +12,7 @@ from fairqueue.inspection import Inspector
 from fairqueue.web import create_app
 from fairqueue.web.app import reader
 from fairqueue.web.live_updates import LiveUpdates
+from fairqueue.web.missing import Absences
 
 SCHEDULES, RUNS, USERS = 10_000, 100_000, 500
 MOST = 30  # single round trips for one page
@@ -102,8 +103,10 @@ async def get(app: App, path: str) -> tuple[int, int]:
 def streams(bench: Bench, inspector: Inspector) -> None:
     """Count the commands of one round of the event stream, with one viewer and with fifty."""
 
+    absences = Absences(inspector.queue.link)
+
     async def commands_for(viewers: int) -> int:
-        live_updates = LiveUpdates(reader(inspector), poll=3600)
+        live_updates = LiveUpdates(reader(inspector, absences), poll=3600)
         before = int(bench.client.info("stats")["total_commands_processed"])
         streams = [live_updates.stream(None, None) for _ in range(viewers)]
         for stream in streams:

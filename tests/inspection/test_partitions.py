@@ -141,7 +141,7 @@ def test_a_hot_partition_of_one_tenant_is_not_moved() -> None:
 
 
 def test_a_node_that_is_down_and_a_missing_leader_come_first() -> None:
-    gone = {"error": "no answer", "node": "b:2", "ready": None}
+    gone: dict[str, object] = {"error": "no answer", "node": "b:2", "ready": None}
     rows = _rows({"active_schedules": 2}, gone, gone)
     nodes = [NODE, replace(NODE, node="b:2", partitions=(1, 2), error="no answer")]
     reading = PartitionReading(partitions=rows, nodes=nodes, biggest={})

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -132,7 +132,7 @@ def fired(queue: TaskQueue, client: redis.Redis) -> list[tuple[str, datetime]]:
     found = []
     for part in queue.link.parts:
         for name in client.hkeys(part.keys["tasks"]):
-            schedule_id, ms = name.decode().split(":")
+            schedule_id, ms = cast(bytes, name).decode().split(":")
             found.append((schedule_id, datetime.fromtimestamp(int(ms) / 1000, START.tzinfo)))
     return sorted(found)
 

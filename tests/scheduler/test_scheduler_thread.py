@@ -19,7 +19,7 @@ from helpers.waiting import eventually
 from prometheus_client import CollectorRegistry
 
 from fairqueue.errors import RedisUnavailable
-from fairqueue.link.listener import Listener
+from fairqueue.link.listener import Waiter
 from fairqueue.models import Claim
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.scheduler.scheduler import TaskScheduler
@@ -145,7 +145,7 @@ def test_a_stop_may_come_in_the_middle_of_a_start(
     scheduler = make(queue)
     listener = queue.link.listener
 
-    def interrupted(key: str) -> Listener:
+    def interrupted(key: str) -> Waiter:
         assert scheduler.stop(30)
         return listener(key)
 
