@@ -534,7 +534,7 @@ MUTATIONS = (
     Mutation(
         "repartition: tasks that have arrived",
         "lua/maintenance/put_tasks.lua",
-        "  if before then return before end\n",
+        "redis.call('HGET', K.repartition, HAS_ARRIVED .. task.moved) or ",
         "",
         "tests/repartition/test_repartition_drain.py::"
         "test_what_has_arrived_is_not_stored_again_when_it_is_gone",
@@ -562,6 +562,21 @@ MUTATIONS = (
         "redis.call('HEXISTS', K.schedules, record.schedule) == 2 then return false",
         "tests/repartition/test_repartition_drain.py::"
         "test_a_schedule_whose_run_is_unfinished_moves_with_it_or_after_it",
+    ),
+    Mutation(
+        "move: tasks that have arrived",
+        "lua/task/move_user_in.lua",
+        "if last and tonumber(last) >= seq then",
+        "if false then",
+        "tests/queue/test_move_user.py::test_steps_that_arrive_twice_and_late_change_nothing",
+    ),
+    Mutation(
+        "move: arrival numbers that a replica forgot",
+        "lua/task/move_user_out.lua",
+        "math.max(fair.seq, tonumber(A.after)) + 1",
+        "fair.seq + 1",
+        "tests/queue/test_move_user.py::"
+        "test_a_replica_that_has_forgotten_the_last_moves_loses_no_later_ones",
     ),
     Mutation(
         "parking: looking again",

@@ -22,6 +22,7 @@ from fairqueue.models import (
     new_id,
 )
 from fairqueue.queue.base import UNSET
+from fairqueue.queue.moving import MOVED_AT_ONCE, move_between
 from fairqueue.queue.records import handler_limits, key_limits, user_settings
 from fairqueue.queue.whole_settings import WholeSettings
 from fairqueue.validation import (
@@ -35,7 +36,6 @@ from fairqueue.validation import (
 )
 
 LEAST_WEIGHT, MOST_WEIGHT = 0.01, 1000.0
-MOVED_AT_ONCE = 100  # tasks of a user that one script moves to another tenant: a few ms
 _KEY, _PREFIXES = "\x03", b"\x04"  # fields of limits: of a key; the prefixes of patterns
 MOST_SLOTS = 1000  # at most this many leases are examined when all slots of a name seem taken
 
@@ -174,7 +174,10 @@ class SettingsOperations(WholeSettings):
         keep their ids, places and times and belong to the other tenant from then on; running ones
         stay until they end. The settings move, unless the user has some there. Schedules do not:
         change them with `update_schedule(tenant=)`. Each task is moved in one step, a few hundred
-        at a time: if the call fails, repeat it. Raises InvalidTask or ConfigurationError.
+        at a time: if the call fails, repeat it. Where the other tenant is in another partition, a
+        task is out of reach for a moment on its way, and some stay: those whose id another task has
+        there, and buffered ones of a schedule until the run before them has ended. Raises
+        InvalidTask or ConfigurationError.
         """
         check_name(user_id, "user_id")
         before, after = _owner(user_id, tenant), _owner(user_id, to)
@@ -182,10 +185,8 @@ class SettingsOperations(WholeSettings):
             raise ConfigurationError(f"user {user_id!r} must move to another tenant, not {to!r}")
         home, target = self.part_of(user_id, tenant), self.part_of(user_id, to)
         if home is not target:
-            raise ConfigurationError(
-                f"user {user_id!r} of {to!r} would be in another partition, where its tasks cannot "
-                "be moved: push to the new tenant, and let the tasks that wait be done"
-            )
+            moved: int = yield from move_between(home.link, target.link, user_id, tenant, to)
+            return moved
         if home is not self:
             count: int = yield At(home.link, steps(home.move_user)(user_id, to, tenant=tenant))
             return count

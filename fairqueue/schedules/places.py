@@ -19,6 +19,7 @@ from fairqueue.link.operation import Ask, At, Call, Gather, Operation
 from fairqueue.link.partitions import partition_of
 from fairqueue.logs import event_logger
 from fairqueue.models import UNREADABLE, new_id
+from fairqueue.queue import moving
 from fairqueue.schedules.definition import read_definition
 from fairqueue.schedules.fields import check_id
 from fairqueue.schedules.plan import Plan
@@ -145,14 +146,17 @@ def _leave(part: Any, partitions: int, schedule_id: str) -> Operation[bytes | No
 
 
 def finish_moves(store: Any, part: Any) -> Operation[int]:
-    """Go on with moves out of a partition that were interrupted; how many."""
+    """Go on with moves out of a partition that were interrupted, of tasks as well; how many."""
     ended = 0
     while True:
         (flat,) = yield At(
             part, _ask(("HRANDFIELD", part.keys["moving"], MOVES_READ, "WITHVALUES"))
         )
         for name, record in zip(flat[::2], flat[1::2], strict=True):
-            yield from _go_on(store, part, name.decode(errors="replace"), record)
+            if name.startswith(moving.TASKS):
+                yield from moving.go_on(store.link.parts, part, name, record)
+            else:
+                yield from _go_on(store, part, name.decode(errors="replace"), record)
             ended += 1
         if len(flat) < 2 * MOVES_READ:
             return ended

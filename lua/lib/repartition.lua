@@ -1,9 +1,10 @@
 -- Keep records that move to another queue: those set aside here, and those that arrived here.
 --
+-- @include netstrings
 -- KEYS repartition  hash  '' -> 'from' or 'to', the token of the process that moves, the id of the move, and the other
 --                         queue, separated by NUL; '@' id of a move -> the queue that was moved here by it; '>' kind
 --                         record id -> a record that moves away, as netstrings; '<' kind record id -> the answer: it
---                         has arrived here, and the other queue may still have it
+--                         has arrived here, and the other queue may still have it. '=': see move_user_in
 -- ARGV token  text  random token of the process that moves
 --
 -- A record that is set aside is in no other key: no script finds it here. It stays until the other queue has
@@ -24,23 +25,6 @@ end
 local function is_mover(role)
   local move = read_move()
   return move and move.role == role and move.token == A.token
-end
-
-local function netstrings(parts)
-  local texts = {}
-  for i, part in ipairs(parts) do texts[i] = #part .. ':' .. part end
-  return table.concat(texts)
-end
-
-local function parts_in(text)
-  local parts, from = {}, 1
-  while from <= #text do
-    local _, last, size = string.find(text, '^(%d+):', from)
-    if not last then break end
-    parts[#parts + 1] = string.sub(text, last + 1, last + size)
-    from = last + size + 1
-  end
-  return parts
 end
 
 local function set_aside(name, parts)

@@ -1,6 +1,6 @@
 -- Set unfinished tasks aside that move to another queue.
 --
--- @include ending repartition
+-- @include leaving_tasks repartition
 -- @lazy delays gates uniques
 -- KEYS schedules  hash  schedule id -> definition, JSON
 
@@ -8,10 +8,6 @@ local BYTES_AT_ONCE = 1048576  -- of documents and attempts, roughly
 
 -- `reads`: how many more unfinished tasks of schedules a call reads, roughly; 10 ms.
 local tasks_aside = { bytes = 0, reads = 1000, done = {} }
-
-local function is_unfinished(record)
-  return record and (record.state == 'ready' or record.state == 'delayed')
-end
 
 -- Whether a task can move, if its schedule does not matter: it can be read, and is not buffered behind a run that
 -- is unfinished here.
@@ -40,33 +36,11 @@ local function with_one_key(id, record)
   return first and first.state == 'running' and {} or { id }
 end
 
--- Make the parts that a task needs; they check their keys before anything is written.
-local function prepare_aside(record)
-  prepare_end(record)
-  if record.flow and record.flow.unique then delays() end
-end
-
 local function set_task_aside(id, record)
-  local is_ready = record.state == 'ready'
-  local at = redis.call('ZSCORE', is_ready and K.waiting or K.delayed, id) or text_of(tonumber(record.due) or now)
-  local document = redis.call('HGET', K.tasks, id)
-  local attempts = redis.call('HGET', K.attempts, id) or ''
   local has_key = record.flow and record.flow.unique
-  set_aside('t' .. id, { id, is_ready and 'waiting' or 'delayed', at, document, redis.call('HGET', K.status, id), attempts,
-    has_key and uniques().take_entry(id, record) or '' })
-  if is_ready then
-    remove_waiting(id, record)
-  else
-    delays().remove(id, owner_of(record))
-    if record.flow and record.flow.keys then gates().forget(waiting_task(id, record)) end
-  end
-  if record.expires then redis.call('ZREM', K.expiring, id) end
-  if record.schedule then redis.call('ZREM', K.open, record.schedule .. '\0' .. id) end
-  redis.call('HDEL', K.tasks, id)
-  redis.call('HDEL', K.status, id)
-  redis.call('HDEL', K.attempts, id)
-  remember('t:' .. id, tombstone_of({ state = 'moved', digest = record.digest }, document))
-  tasks_aside.bytes, tasks_aside.done[id] = tasks_aside.bytes + #document + #attempts, true
+  local parts = take_out(id, record, has_key and uniques().take_entry(id, record) or '')
+  set_aside('t' .. id, parts)
+  tasks_aside.bytes, tasks_aside.done[id] = tasks_aside.bytes + #parts[4] + #parts[6], true
 end
 
 local function is_enough_aside()

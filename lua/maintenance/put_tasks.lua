@@ -1,6 +1,6 @@
 -- Store tasks that come from another queue as they were there, unfinished ones and ended ones.
 --
--- @include enqueue ending repartition
+-- @include arriving_tasks repartition
 -- @lazy delays gates specials uniques rings unique_pushes barrier
 -- ARGV back  text  '1': they come back to the queue that they were to leave, because the other one refused them
 -- ARGV ...   tasks, a few hundred at most
@@ -22,11 +22,10 @@ if not is_mover(is_back and 'from' or 'to') then return { 'taken over' } end
 local MEMBERS = 1000  -- unpack() has room for a few thousand values
 
 -- The task of a row: its records, and what was set aside with it.
-local function task_in(moved, text)
-  local parts = parts_in(text)
-  local record = parse_status(parts[5])
-  local task = { moved = moved, id = parts[1], place = parts[2], at = parts[3], document = parts[4], status = parts[5],
-    attempts = parts[6], unique = parts[7], record = record }
+local function task_of_row(moved, text)
+  local task = task_in(text)
+  local record = task.record
+  task.moved = moved
   if record and record.tenant and not record.group then
     record.group, task.is_changed = record.tenant, true
   end
@@ -35,30 +34,11 @@ end
 
 -- The word for a task, if it is not to be stored; else nil.
 local function verdict_on(task)
-  local id, document = task.id, task.document
   if is_back then return redis.call('HEXISTS', K.repartition, MOVES_AWAY .. task.moved) == 0 and 'known' or nil end
-  local before = redis.call('HGET', K.repartition, HAS_ARRIVED .. task.moved)
-  if before then return before end
-  if not task.record then return 'refused' end
-  local stored = redis.call('HGET', K.tasks, id)
-  if stored then
-    local is_same = stored == document or (layout > 1 and unique_pushes().was_document(id, document))
-    return is_same and 'known' or 'refused'
-  end
-  local state, _, seen = read_tombstone(first_answer('t:' .. id) or '')
-  if state and state ~= 'moved' then return seen == digest(document) and 'known' or 'refused' end
-  if task.record.pool and not rings().has_room_for(task.record.pool) then return 'refused' end
-  return nil
+  return redis.call('HGET', K.repartition, HAS_ARRIVED .. task.moved) or verdict_on_arrival(task)
 end
 
-local function prepare(task)
-  local record = task.record
-  prepare_end(record)
-  if record.group or record.pool or record.flow or record.expires then specials().prepare(record) end
-  if task.place == 'delayed' then delays() end
-end
-
-local waiting, later, pooled, places, buffered = {}, {}, {}, {}, {}
+local places = {}
 
 -- Give an unfinished task its unique key, or the place behind the one that has it.
 local function give_key(task)
@@ -67,26 +47,6 @@ local function give_key(task)
   task.is_changed = true
   if task.place == 'delayed' and tonumber(task.at) >= AFTER_THE_LAST and not record.buffered then
     task.at = text_of(math.max(now, tonumber(record.due) or now))
-  end
-end
-
-local function put_unfinished(task)
-  local id, record = task.id, task.record
-  if record.group or record.pool or record.flow or record.expires then need_layout_2() end
-  if record.group then specials().join(record.user, record.group) end
-  if record.flow and record.flow.unique then give_key(task) end
-  if record.expires then redis.call('ZADD', K.expiring, text_of(record.expires), id) end
-  if record.schedule then redis.call('ZADD', K.open, 0, record.schedule .. '\0' .. id) end
-  if record.buffered and record.schedule then buffered[record.schedule] = true end
-  if task.place == 'waiting' then
-    redis.call('ZADD', K.waiting, task.at, id)
-    waiting[#waiting + 1] = waiting_task(id, record)
-    if record.pool then pooled[#pooled + 1] = task end
-  else
-    for _, value in ipairs({ tonumber(task.at) or now, id, owner_of(record) }) do later[#later + 1] = value end
-    if record.attempts > 0 and record.flow and record.flow.keys and gates().keeps_place(record) then
-      gates().arrive(waiting_task(id, record))
-    end
   end
 end
 
@@ -103,18 +63,16 @@ end
 
 local rows, words, is_new = {}, {}, {}
 for i = FIRST, #ARGV, ROW do
-  local task = task_in(R.moved[i], R.record[i])
+  local task = task_of_row(R.moved[i], R.record[i])
   rows[#rows + 1] = task
   local word = verdict_on(task)
   words[#rows], is_new[#rows] = word or 'stored', not word
-  if not word then prepare(task) end
+  if not word then prepare_arrival(task) end
 end
 for i, task in ipairs(rows) do
   if is_new[i] then
-    if task.place == 'waiting' or task.place == 'delayed' then put_unfinished(task) else put_ended(task) end
-    redis.call('HSET', K.tasks, task.id, task.document)
-    redis.call('HSET', K.status, task.id, task.is_changed and cjson.encode(task.record) or task.status)
-    if task.attempts ~= '' then redis.call('HSET', K.attempts, task.id, task.attempts) end
+    if task.place == 'waiting' or task.place == 'delayed' then put_unfinished(task, give_key) else put_ended(task) end
+    put_records(task)
   end
   if is_back then
     redis.call('HDEL', K.repartition, MOVES_AWAY .. task.moved)
@@ -127,15 +85,7 @@ for from = 1, #places, MEMBERS do
   for i = from, math.min(from + MEMBERS - 1, #places) do flat[#flat + 1], flat[#flat + 2] = '0', places[i] end
   redis.call('ZADD', K.runs, unpack(flat))
 end
-if #later > 0 then delays().add(later) end
-add_waiting(waiting, true)
-for _, task in ipairs(pooled) do
-  -- They wait since then, not since now.
-  redis.call('ZREM', K.pool_tasks, specials().pool_member(task.record.pool, now, task.id))
-  redis.call('ZADD', K.pool_tasks, 0, specials().pool_member(task.record.pool, tonumber(task.at) or now, task.id))
-end
-for schedule in pairs(buffered) do let_buffered_begin(schedule) end
-if #waiting > 0 or #later > 0 then wake_all() end
+let_arrivals_begin()
 save_fair()
 mark_layout()
 return { 'put', unpack(words) }

@@ -1,6 +1,6 @@
 -- Move the waiting tasks of a user to another tenant, some at a time, and the user's settings.
 --
--- @include enqueue ending
+-- @include enqueue ending user_tasks
 -- @lazy delays gates specials uniques rings unique_pushes barrier
 -- ARGV op      text  random id of this operation
 -- ARGV user    text  user id
@@ -17,35 +17,9 @@
 
 local before = first_answer(A.op)
 if before then return tonumber(before) end
-local function owner_at(tenant)
-  return owner_of({ user = A.user, group = tenant ~= '' and tenant or nil })
-end
-local from, to = owner_at(A.tenant), owner_at(A.to)
+local from, to = owner_at(A.user, A.tenant), owner_at(A.user, A.to)
 
--- Replace the tenant in a document, which has it before its payload. JSON escapes quotes inside values. Tasks of
--- versions with layout 1 wait for a user without a tenant, but may name one.
-local function with_tenant(document, tenant)
-  local name = A.to ~= '' and ',"tenant":"' .. A.to .. '"' or ''
-  if tenant then return replace_text(document, ',"tenant":"' .. tenant .. '"', name) or document end
-  for _, field in ipairs({ ',"policy":', ',"pool":', ',"flow":', ',"payload":' }) do
-    local moved = replace_text(document, field, name .. field)
-    if moved then return moved end
-  end
-  return document
-end
-
-local ids = {}
-local function add_ids(key, pattern, first, last)
-  local left = tonumber(A.limit) - #ids
-  if left <= 0 then return end
-  for _, member in ipairs(redis.call('ZRANGEBYLEX', key, first, last, 'LIMIT', 0, left)) do
-    ids[#ids + 1] = string.match(member, pattern)
-  end
-end
-add_ids(K.backlog, '^%Z*%z%Z*%z(%Z*)', '[' .. from .. '\0', '(' .. from .. '\4')
-add_ids(K.held, '^%Z*%z%Z*%z%Z*%z(%Z*)', '[' .. from .. '\0', '(' .. from .. '\4')
-delays()
-add_ids(K.delayed_index, '%z(%Z*)$', '[' .. from .. '\0', '(' .. from .. '\1')
+local ids = unfinished_of(from, 0, tonumber(A.limit))
 local records = #ids > 0 and read_statuses(ids) or {}
 for _, record in pairs(records) do prepare_end(record) end
 specials().prepare({ flow = { unique = '', keys = {} } })
@@ -74,7 +48,7 @@ for i, id in ipairs(ids) do
     if is_ready then remove_waiting(id, record) else delays().remove(id, from) end
     if keeps_place then gates().forget(waiting_task(id, record)) end
     if record.flow and record.flow.unique then uniques().give_up(id, record) end
-    local new = with_tenant(document, record.tenant)
+    local new = with_tenant(document, record.tenant, A.to)
     record.group = A.to ~= '' and A.to or nil
     record.tenant = record.group
     if record.flow and record.flow.unique then uniques().hold(id, record) end
