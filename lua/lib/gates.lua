@@ -221,6 +221,48 @@ local function reserved_before(gate, task)
   return count
 end
 
+-- The arrivals of tasks that reserve a shared gate and could pass their shared gates with smaller names. Others
+-- reserve nothing: a task of two partitions each would wait for a permit that the other one keeps. `found`: what is
+-- known of other gates.
+function gates.reserving(gate, found)
+  if found[gate] then return found[gate] end
+  local list = {}
+  found[gate] = list
+  for _, member in ipairs(redis.call('ZRANGEBYLEX', K.gate_order, '[r' .. gate .. '\0', '(r' .. gate .. '\1',
+    'LIMIT', 0, RESERVING)) do
+    local id, seat, since = string.match(member, '^%Z*%z%Z*%z(%Z*)%z(%Z*)%z(%d+)$')
+    local has_lapsed = since and math.abs(now - tonumber(since)) > RESERVED_MS and lapse(member)
+    local record = since and not has_lapsed and read_status(id)
+    local tenant = record and group_of(owner_in(seat))
+    if record and record.state == 'ready' and not blocked_until(owner_in(seat))
+      and not (tenant and blocked_until(tenant)) then
+      local task, passes = waiting_task(id, record), true
+      for _, pair in ipairs(gates_of(task)) do
+        local other, limits = pair[1], pair[2]
+        if passes and other < gate and limits.is_shared then
+          local slots, older = slots_of(other, limits), 0
+          for _, seq in ipairs(gates.reserving(other, found)) do
+            if seq < seq_of(task) then older = older + 1 end
+          end
+          passes = used_slots(other, slots) + older < slots
+        end
+      end
+      if passes then list[#list + 1] = seq_of(task) end
+    end
+  end
+  return list
+end
+
+-- The same as reserved_before, for a shared gate.
+function gates.reserved_shared(gate, task)
+  if not has_reservations() then return 0 end
+  local count = 0
+  for _, seq in ipairs(gates.reserving(gate, {})) do
+    if seq < seq_of(task) then count = count + 1 end
+  end
+  return count
+end
+
 -- The first gate that a task cannot pass now, and why: 'slots', 'rate', 'order' or 'reserved'; nil if it can
 -- start. For a rate, also when it can pass.
 function gates.closed_for(task)
@@ -236,9 +278,8 @@ function gates.closed_for(task)
       if free > now then return gate, 'rate', free end
     end
     if limits.ordered and oldest_of(gate) ~= task.id then return gate, 'order' end
-    if slots and used_slots(gate, slots) + reserved_before(gate, task) >= slots then
-      return gate, 'reserved'
-    end
+    local reserved = slots and (limits.is_shared and gates.reserved_shared or reserved_before)(gate, task) or 0
+    if slots and used_slots(gate, slots) + reserved >= slots then return gate, 'reserved' end
   end
   return nil
 end
@@ -632,32 +673,9 @@ end
 
 -- --- permits ---
 
--- Whether a task that waits could pass its shared gates before this one, in the order of their names.
-local function has_those_before(task, gate)
-  for _, pair in ipairs(gates_of(task)) do
-    local other, limits = pair[1], pair[2]
-    if other < gate and limits.is_shared then
-      local slots = slots_of(other, limits)
-      if used_slots(other, slots) >= slots then return false end
-    end
-  end
-  return true
-end
-
--- How many permits of a shared gate are kept for tasks that reserve the gate. A task keeps a permit only if it has
--- those of its gates before, so that tasks of two partitions do not wait for each other's.
+-- How many permits of a shared gate are kept for tasks that reserve the gate.
 function gates.kept(gate)
-  local count = 0
-  if not has_reservations() then return count end
-  for _, member in ipairs(redis.call('ZRANGEBYLEX', K.gate_order, '[r' .. gate .. '\0', '(r' .. gate .. '\1',
-    'LIMIT', 0, RESERVING)) do
-    local id, seat = string.match(member, '^%Z*%z%Z*%z(%Z*)%z(%Z*)%z%d+$')
-    local record = id and read_status(id)
-    local owner = seat and owner_in(seat)
-    if record and record.state == 'ready' and not blocked_until(owner)
-      and has_those_before(waiting_task(id, record), gate) then count = count + 1 end
-  end
-  return count
+  return has_reservations() and #gates.reserving(gate, {}) or 0
 end
 
 -- What clients have to carry to the homes of gates, as text for the answer of a claim; see lib/permits

@@ -214,6 +214,26 @@ def test_a_limit_of_each_tenant_needs_no_permits(
     assert not any(redis_client.exists(part.keys["permits"]) for part in queue.link.parts)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_tasks_of_several_keys_do_not_wait_for_each_other_in_a_circle(
+    queue: TaskQueue, clock: ManualClock, seed: int
+) -> None:
+    queue.set_limit("*", slots=1)
+    rng = random.Random(seed)
+    pairs = (["A", "B"], ["B", "A"], ["B", "C"], ["C", "A"])
+    for n in range(40):
+        queue.push(make_task(f"u{rng.randrange(8)}", f"t{n}", limit_keys=rng.choice(pairs)))
+    done = set[str]()
+    for _ in range(400):
+        claims = queue.claim("w", limit=10)
+        done.update(ids_of(claims))
+        queue.finish_many((claim, None) for claim in claims)
+        if len(done) == 40:
+            break
+        clock.advance(0.2)
+    assert len(done) == 40
+
+
 # --- rates ----------------------------------------------------------------------------------------
 
 
