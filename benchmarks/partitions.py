@@ -250,7 +250,7 @@ def capped(trial: PartTrial) -> None:
 def paused(trial: PartTrial) -> None:
     there = trial.tenants(0, 4, "paused")
     tenants = [each for p in range(1, 4) for each in trial.tenants(p, 5, "busy")]
-    before, during = trial.count(8000, 600), trial.count(4000, 700)
+    before, during = trial.count(8000, 600), trial.count(4000, 1200)
     for tenant in (*there, *tenants):
         trial.queue.push_many(
             Task.create(user_id="ann", tenant=tenant)
@@ -272,7 +272,7 @@ def stuck(trial: PartTrial) -> None:
     """A partition whose only tasks nobody took for a while gets others."""
     (rare,) = trial.tenants(0, 1, "rare")
     tenants = [each for p in range(1, 4) for each in trial.tenants(p, 5, "busy")]
-    before, during = trial.count(8000, 600), trial.count(4000, 700)
+    before, during = trial.count(8000, 600), trial.count(4000, 1200)
     trial.queue.push_many(
         Task.create(user_id="ann", tenant=rare, name="rare") for _ in range(before)
     )
@@ -310,7 +310,7 @@ def critical(trial: PartTrial) -> None:
 def away(trial: PartTrial) -> None:
     there = trial.tenants(0, 4, "away")
     tenants = [each for p in range(1, 4) for each in trial.tenants(p, 5, "busy")]
-    before, during = trial.count(8000, 600), trial.count(4000, 700)
+    before, during = trial.count(8000, 600), trial.count(4000, 1200)
     for tenant in (*there, *tenants):
         trial.queue.push_many(
             Task.create(user_id="ann", tenant=tenant) for _ in range((before + 4 * during) // 15)

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flow_mutants import FLOW
+from partition_mutants import PARTITIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("fairqueue", "faults", "lua", "tests", "setup.cfg", "pyproject.toml")
@@ -1142,7 +1143,7 @@ MUTATIONS = (
         "return True",
         "test_a_session_alone_changes_nothing_for_who_does_not_say_where_it_comes_from",
     ),
-    *(Mutation(*each) for each in FLOW),
+    *(Mutation(*each) for each in (*FLOW, *PARTITIONS)),
 )
 
 

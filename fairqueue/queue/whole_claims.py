@@ -100,9 +100,12 @@ class WholeClaims(ClaimOperations):
         if not self.link.parts:
             return (yield from self._claim_once(worker_id, limit, lease_ms, wanted))
         balance = self._balance_of(wanted)
+        asked_at = balance.asked_at
         first = yield from self._best(balance, wanted, woken_by)
+        # Workers of some names also have to claim where they are not known.
+        was_asked = wanted.is_all and balance.asked_at != asked_at
         claim = Claiming(worker_id, limit, lease_ms, wanted, balance)
-        return (yield from self._claim_on(claim, first))
+        return (yield from self._claim_on(claim, first, was_asked=was_asked))
 
     def _best(
         self, balance: Balance, wanted: Wanted, woken_by: bytes | None
@@ -114,10 +117,14 @@ class WholeClaims(ClaimOperations):
             yield from self._ask_all(balance, wanted)
         return balance.best()
 
-    def _claim_on(self, claim: Claiming, first: int | None) -> Operation[Answer]:
-        """Claim from one partition after the other; nothing is found only if all were asked."""
+    def _claim_on(
+        self, claim: Claiming, first: int | None, *, was_asked: bool = False
+    ) -> Operation[Answer]:
+        """Claim from one partition after the other; nothing is found only if all were asked.
+
+        was_asked: they were, since the call has begun.
+        """
         balance, number = claim.balance, first
-        was_asked = False
         while not claim.is_full:
             if number is not None:
                 yield from self._claim_at(claim, number)

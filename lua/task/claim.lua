@@ -99,7 +99,7 @@ function this.align_partition(open)
   local floor, lane_floor, mark = level().floors(A.floor)
   fair.offset, fair.rested, this.lane_offset, this.lane_rests = level().shift()
   local own = this.floor_of(open)
-  this.floor = mark == '' and floor or nil
+  this.floor = floor
   if own and not (mark == '!' and floor) then floor = mark == '~' and own or math.min(floor or own, own) end
   for _, ring in ipairs(open) do
     local clocks = ring.clocks
@@ -112,7 +112,7 @@ function this.align_partition(open)
   end
   -- Others have claimed here since this client has heard of it: it takes less here, and the rest where the level is
   -- lower. Else all who have heard the same would come here with all that they want.
-  local first = this.is_default_only and this.floor and open[1].first
+  local first = this.is_default_only and mark == '' and this.floor and open[1].first
   local at = first and math.max(first, fair.clock) + fair.offset
   if at and this.limit > 1 and at > this.floor + this.limit / redis.call('ZCARD', K.ready) then
     this.limit = math.ceil(this.limit / LATE)
