@@ -75,10 +75,9 @@ class Levels:
 
     def lowest_other(self, number: int) -> float:
         """The lowest level of the other partitions that serve; infinite if none does."""
-        own, self.busy[number] = self.busy[number], math.inf
-        lowest = min(self.busy)
-        self.busy[number] = own
-        return lowest
+        busy = self.busy.copy()  # threads share it
+        busy[number] = math.inf
+        return min(busy)
 
     def farthest(self) -> float:
         """How far the partitions are that have nothing to serve."""
@@ -127,10 +126,9 @@ class Balance:
                 if known.due_at <= now and known.down_until <= now and i not in tried:
                     return i
         for levels in (self._lane.at, self._turns.at):
-            if tried or self._vain:
-                levels = levels.copy()
-                for i in (*tried, *self._vain):
-                    levels[i] = math.inf
+            levels = levels.copy()  # another thread may change it meanwhile
+            for i in (*tried, *self._vain):
+                levels[i] = math.inf
             lowest = min(levels)
             if lowest < math.inf:
                 if levels.count(lowest) == 1:
