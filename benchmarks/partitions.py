@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.adversarial import LEAST_JAIN, LEAST_SHARE, Trial
 from benchmarks.common import Bench
 from fairqueue import Priority, Task
+from fairqueue.errors import RedisUnavailable
 from fairqueue.link.partitions import partition_of
 from fairqueue.models import Claim
 from fairqueue.queue import balance
@@ -88,7 +89,7 @@ class PartTrial(Trial):
         clients = self.queues if self.partitions > 1 else []
         for queue in clients:
             for known in queue.__dict__.get("_balances", {}).values():
-                known.note_down(number)
+                known.note_down(number, RedisUnavailable("out of reach"))
                 known.partitions[number].down_until = math.inf
         yield
         for queue in clients:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from fairqueue.errors import RedisUnavailable
+
 # All partitions are asked again after this many claims for each of them: a question costs a tenth
 # of a claim, and what is known gets older with each claim of another client.
 CLAIMS_EACH = 2
@@ -31,7 +33,7 @@ class Known:
 
     lists: where a worker waits for tokens of it. entered_at: when this kind last claimed there, by
     the monotonic clock. due_at: when something becomes due there. down_until: when it may be asked
-    again; it did not answer, since `down_since`.
+    again; it did not answer, since `down_since`. error: why it did not answer.
     """
 
     lists: tuple[bytes, ...] = ()
@@ -40,6 +42,7 @@ class Known:
     down_until: float = -math.inf
     down_s: float = FIRST_DOWN_S
     down_since: float = math.inf
+    error: Exception | None = None
 
 
 class Levels:
@@ -109,9 +112,13 @@ class Balance:
         return max(0.0, self.asked_at + ASK_S - time.monotonic())
 
     def askable(self) -> list[int]:
-        """The partitions that are worth asking: not those that did not answer just now."""
+        """The partitions that are worth asking: not those that did not answer just now.
+
+        All of them if none has answered: then there is nothing that an attempt would delay.
+        """
         now = time.monotonic()
-        return [i for i, known in enumerate(self.partitions) if known.down_until <= now]
+        found = [i for i, known in enumerate(self.partitions) if known.down_until <= now]
+        return found or list(range(len(self.partitions)))
 
     def best(self, tried: Collection[int] = ()) -> int | None:
         """The partition to claim from: with the lowest CRITICAL lane, or else the lowest level.
@@ -169,7 +176,7 @@ class Balance:
             self._vain.discard(number)
         known.due_at = math.inf if has_more and hint <= 0 else time.monotonic() + hint
         self._due_at = min(each.due_at for each in self.partitions)
-        known.down_until, known.down_s = -math.inf, FIRST_DOWN_S
+        known.down_until, known.down_s, known.error = -math.inf, FIRST_DOWN_S, None
 
     def note_vain(self, number: int) -> None:
         """Take note that what waits in a partition is not for this kind, or may not run now."""
@@ -184,9 +191,10 @@ class Balance:
         """Take note that a claim in a partition was answered."""
         self.partitions[number].down_since = math.inf
 
-    def note_down(self, number: int) -> None:
-        """Take note that a partition did not answer."""
+    def note_down(self, number: int, error: Exception) -> None:
+        """Take note that a partition did not answer, or refused."""
         known, now = self.partitions[number], time.monotonic()
+        known.error = error
         self._turns.forget(number)
         self._lane.forget(number)
         known.due_at = math.inf
@@ -218,9 +226,13 @@ class Balance:
         """Whether nothing is known to wait in a partition."""
         return self._turns.at[number] == math.inf
 
-    def is_any_up(self) -> bool:
-        """Whether any partition has answered the last question to it."""
-        return any(known.down_until == -math.inf for known in self.partitions)
+    def failure(self) -> Exception | None:
+        """Why it is not true that nothing waits: no partition answers, or one refuses."""
+        errors = [error for known in self.partitions if (error := known.error) is not None]
+        refusals = [error for error in errors if not isinstance(error, RedisUnavailable)]
+        if refusals:
+            return refusals[0]
+        return errors[0] if len(errors) == len(self.partitions) else None
 
     def partition_with(self, key: bytes) -> int | None:
         """The partition whose list a token came from."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fairqueue.errors import RedisUnavailable
+from fairqueue.errors import RedisRefused, RedisUnavailable
 from fairqueue.link.operation import At, Call, Gather, Operation, Together
 from fairqueue.queue.balance import Balance
 from fairqueue.queue.claim import (
@@ -24,6 +24,9 @@ ENTER_S = 20.0
 TASKS_OF_CLAIM = 10  # one that takes more counts as several: it changes more, and costs more
 MOST_BALANCES = 64  # kinds of claims of one client
 
+# One partition that is away, or refuses, does not keep workers from the others.
+FAILURES = (RedisUnavailable, RedisRefused)
+
 
 class Claiming:
     """A claim over partitions: what it wants, and what it has found so far."""
@@ -35,7 +38,9 @@ class Claiming:
         self.wanted, self.balance = wanted, balance
         self.claims: list[Any] = []
         self.tried: set[int] = set()  # partitions that have nothing more for this claim
-        self.error: Exception | None = None
+        self.has_asked = False  # whether all partitions were asked
+        self.has_recorded = False  # whether a partition recorded what was finished
+        self.refusal: RedisRefused | None = None  # of one that did not
 
     @property
     def left(self) -> int:
@@ -69,10 +74,28 @@ class Claiming:
             self.tried.discard(number)
 
     def failed(self, number: int, error: Exception) -> None:
-        """Take note that a partition did not answer."""
-        self.balance.note_down(number)
-        self.error = error
+        """Take note that a partition did not answer, or refused."""
+        self.balance.note_down(number, error)
         self.tried.add(number)
+
+    def recorded(self, answers: Iterable[object]) -> None:
+        """Take note of the answers of partitions to what was finished."""
+        for answer in answers:
+            if isinstance(answer, RedisRefused):
+                self.refusal = answer
+            elif not isinstance(answer, Exception):
+                self.has_recorded = True
+
+    def answer(self, hint: float) -> Answer:
+        """What was found.
+
+        If nothing was, and nothing recorded, raises RedisUnavailable if no partition answers, and
+        RedisRefused if one refuses: what others have done must not be lost for that.
+        """
+        failure = self.refusal or self.balance.failure()
+        if failure is not None and not self.claims and not self.has_recorded:
+            raise failure.with_traceback(None)  # it may be raised again and again
+        return Answer(self.claims, hint, self.balance.lists())
 
 
 class WholeClaims(ClaimOperations):
@@ -99,47 +122,37 @@ class WholeClaims(ClaimOperations):
         """Claim once; `woken_by`: the list whose token came, if one did."""
         if not self.link.parts:
             return (yield from self._claim_once(worker_id, limit, lease_ms, wanted))
-        balance = self._balance_of(wanted)
-        asked_at = balance.asked_at
-        first = yield from self._best(balance, wanted, woken_by)
-        # Workers of some names also have to claim where they are not known.
-        was_asked = wanted.is_all and balance.asked_at != asked_at
-        claim = Claiming(worker_id, limit, lease_ms, wanted, balance)
-        return (yield from self._claim_on(claim, first, was_asked=was_asked))
+        claim = Claiming(worker_id, limit, lease_ms, wanted, self._balance_of(wanted))
+        first = yield from self._best(claim, woken_by)
+        return (yield from self._claim_on(claim, first))
 
-    def _best(
-        self, balance: Balance, wanted: Wanted, woken_by: bytes | None
-    ) -> Operation[int | None]:
+    def _best(self, claim: Claiming, woken_by: bytes | None) -> Operation[int | None]:
         """The partition to claim from first, if anything is known to wait."""
+        balance = claim.balance
         if woken_by is not None and (found := balance.partition_with(woken_by)) is not None:
             return found
         if balance.is_old():
-            yield from self._ask_all(balance, wanted)
+            yield from self._ask_all(claim)
         return balance.best()
 
-    def _claim_on(
-        self, claim: Claiming, first: int | None, *, was_asked: bool = False
-    ) -> Operation[Answer]:
-        """Claim from one partition after the other; nothing is found only if all were asked.
-
-        was_asked: they were, since the call has begun.
-        """
+    def _claim_on(self, claim: Claiming, first: int | None) -> Operation[Answer]:
+        """Claim from one partition after the other; nothing is found only if all were asked."""
         balance, number = claim.balance, first
+        has_entered = False
         while not claim.is_full:
             if number is not None:
                 yield from self._claim_at(claim, number)
-            elif claim.claims or was_asked:
+            elif claim.claims or has_entered:
                 break
             else:
-                yield from self._ask_all(balance, claim.wanted)
-                was_asked = True
+                if not claim.has_asked:
+                    yield from self._ask_all(claim)
+                has_entered = True
                 for each in () if claim.wanted.is_all else balance.unentered(ENTER_S):
                     if not claim.is_full:
                         yield from self._claim_at(claim, each)
             number = balance.best(claim.tried)
-        if not claim.claims and claim.error is not None and not balance.is_any_up():
-            raise claim.error
-        return Answer(claim.claims, balance.hint(), balance.lists())
+        return claim.answer(balance.hint())
 
     def _claim_at(self, claim: Claiming, number: int) -> Operation[None]:
         """Claim from a partition, and take note of what it says."""
@@ -149,7 +162,7 @@ class WholeClaims(ClaimOperations):
         )
         try:
             answer: Answer = yield At(part, steps)
-        except RedisUnavailable as error:
+        except FAILURES as error:
             claim.failed(number, error)
         else:
             yield from self._found(claim, number, answer)
@@ -160,21 +173,23 @@ class WholeClaims(ClaimOperations):
         if answer.asked:
             claim.reached((yield from carry(self, number, answer.asked)))
 
-    def _ask_all(self, balance: Balance, wanted: Wanted) -> Operation[None]:
+    def _ask_all(self, claim: Claiming) -> Operation[None]:
         """Ask all partitions for their levels."""
+        balance, wanted = claim.balance, claim.wanted
         asked = balance.askable()
         parts = [self.link.parts[number] for number in asked]
         answers = yield Gather(
             [(part, self.at(part)._peek(wanted.pools)) for part in parts], partial=True
         )
         for number, answer in zip(asked, answers, strict=True):
-            if isinstance(answer, RedisUnavailable):
-                balance.note_down(number)
+            if isinstance(answer, FAILURES):
+                balance.note_down(number, answer)
             elif isinstance(answer, Exception):
                 raise answer
             else:
                 self._note_peek(balance, number, answer, wanted)
         balance.was_asked()
+        claim.has_asked = True
 
     def _note_peek(self, balance: Balance, number: int, answer: list[Any], wanted: Wanted) -> None:
         hint, now_ms, levels = answer
@@ -202,11 +217,12 @@ class WholeClaims(ClaimOperations):
         Returns the answers of each partition, or its error, and the claim.
         """
         balance = claim.balance
-        asked_at, number = balance.asked_at, None
+        number = None
         if claim.limit:
-            number = yield from self._best(balance, claim.wanted, woken_by)
+            number = yield from self._best(claim, woken_by)
         calls, token, peeked = self._exchange_calls(finishes, claim, number)
         answers = yield from self._at_each(calls)
+        claim.recorded(answers[each] for each in finishes)
         for each in peeked:
             answered = answers[each]
             if not isinstance(answered, Exception):
@@ -221,16 +237,15 @@ class WholeClaims(ClaimOperations):
                 steps = self.at(part)._read_claims(last, token, claim.worker_id, claim.lease_ms)
                 yield from self._found(claim, number, (yield At(part, steps)))
         if not claim.limit:
-            return answers, Answer([], 0.0, balance.lists())
+            return answers, claim.answer(0.0)
         if claim.claims:
-            return answers, Answer(claim.claims, balance.hint(), balance.lists())
+            return answers, claim.answer(balance.hint())
         number = balance.best(claim.tried)
         is_known = claim.wanted.is_all or not balance.unentered(ENTER_S)
-        if number is None and is_known and not balance.is_old():
-            # All partitions were asked just now, or are asked in a moment. A token tells of tasks
-            # that come meanwhile.
-            rest = math.inf if balance.asked_at != asked_at else balance.asks_in()
-            return answers, Answer([], min(balance.hint(), rest), balance.lists())
+        if number is None and is_known and (claim.has_asked or not balance.is_old()):
+            # A token tells of new tasks; if that was not done now, all are asked again in a moment.
+            latest = math.inf if claim.has_asked else balance.asks_in()
+            return answers, claim.answer(min(balance.hint(), latest))
         return answers, (yield from self._claim_on(claim, number))
 
     def _exchange_calls(
@@ -261,7 +276,7 @@ class WholeClaims(ClaimOperations):
             twin = self.at(self.link.parts[number])
             try:
                 return {number: (yield At(twin.link, twin._together(own)))}
-            except RedisUnavailable as error:
+            except FAILURES as error:
                 return {number: error}
         asked = []
         for number, own in calls.items():
@@ -269,7 +284,7 @@ class WholeClaims(ClaimOperations):
             asked.append((twin.link, twin._together(own)))
         answers = dict(zip(calls, (yield Gather(asked, partial=True)), strict=True))
         for answer in answers.values():
-            if isinstance(answer, Exception) and not isinstance(answer, RedisUnavailable):
+            if isinstance(answer, Exception) and not isinstance(answer, FAILURES):
                 raise answer
         return answers
 
