@@ -192,8 +192,8 @@ class AsyncLink(Driver):
         return answers
 
     async def _now(self, request: Now) -> int:
-        known = self._known_time()
-        return self._read_time((await self._ask(Ask(("TIME",))))[0]) if known is None else known
+        known = self.known_time()
+        return self.read_time((await self._ask(Ask(("TIME",))))[0]) if known is None else known
 
     async def _blocking(self, request: Blocking) -> Any:
         return await asyncio.to_thread(request.function, *request.arguments)

@@ -272,8 +272,8 @@ class Link(Driver):
 
         Scripts that depend on it check it against the server's clock and refuse one that is off.
         """
-        known = self._known_time()
-        return self._read_time(self.ask(("TIME",))[0]) if known is None else known
+        known = self.known_time()
+        return self.read_time(self.ask(("TIME",))[0]) if known is None else known
 
     def listener(self, *keys: str | bytes) -> Waiter:
         """Make a listener for tokens in lists; while it waits, it has its own connection."""
@@ -361,9 +361,12 @@ class Link(Driver):
             raise RedisRefused(f"Redis refused: {error}") from error
 
     def ask_again(
-        self, request: Call | Ask | Together, *, since: float, sent_at: float | None
+        self, request: Call | Ask | Together | Now, *, since: float, sent_at: float | None
     ) -> Any:
         """Answer a request whose time-out began at `since`; `sent_at`: when it was sent."""
+        if isinstance(request, Now):
+            (now,) = self.ask_again(Ask(("TIME",)), since=since, sent_at=sent_at)
+            return self.read_time(now)
         if isinstance(request, Ask):
             talk: Callable[[], Talk] = partial(self._run_commands, request.commands)
         elif isinstance(request, Together):

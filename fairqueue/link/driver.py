@@ -168,7 +168,7 @@ class Driver:
             self._clock_sample = (now_ms, time.monotonic(), self.era)
         return now_ms
 
-    def _known_time(self) -> int | None:
+    def known_time(self) -> int | None:
         """The time of the queue's clock, or of a recent sample of the server's; None if too old."""
         if self.clock is not None:
             return self.clock.now_ms()
@@ -179,7 +179,7 @@ class Driver:
             return None
         return sample[0] + int((time.monotonic() - sample[1]) * 1000)
 
-    def _read_time(self, answer: Sequence[Any]) -> int:
+    def read_time(self, answer: Sequence[Any]) -> int:
         """The answer to TIME in ms."""
         return self.learn_time(int(answer[0]) * 1000 + int(answer[1]) // 1000)
 

@@ -12,11 +12,12 @@ from typing import Any, Protocol
 import redis
 from redis.connection import AbstractConnection
 
+from fairqueue.errors import RedisUnavailable
 from fairqueue.link.driver import BROKEN, gathered
 from fairqueue.link.listener import answer_or_error, at_most
-from fairqueue.link.operation import Argument, Ask, Call, Gather, Operation, Together
+from fairqueue.link.operation import Argument, Ask, Call, Gather, Now, Operation, Together
 
-_PIPELINED = (Call, Ask, Together)
+_PIPELINED = (Call, Ask, Together, Now)
 
 
 class Server(Protocol):
@@ -54,11 +55,26 @@ class _Run:
         except Exception as failure:
             self.result, self.is_over = failure, True
 
+    @property
+    def is_pipelined(self) -> bool:
+        """Whether what it asks for now can be sent together with what others ask for."""
+        return not self.is_over and isinstance(self.request, _PIPELINED)
+
+    def tell_time(self) -> None:
+        """Answer all requests for the time that need no server."""
+        while not self.is_over and type(self.request) is Now:
+            known = self.link.known_time()
+            if known is None:
+                return
+            self.go_on(known)
+
     def commands(self) -> Sequence[Sequence[Argument]]:
         """What the request sends."""
         request = self.request
         if type(request) is Ask:
             return request.commands
+        if type(request) is Now:
+            return (("TIME",),)
         calls = request.calls if type(request) is Together else (request,)
         return [self.link.command_of(call)[1] for call in calls]
 
@@ -66,6 +82,8 @@ class _Run:
         """Take the answers to the commands; ask again one by one if some were refused."""
         if any(isinstance(answer, redis.ResponseError) for answer in answers):
             self.ask_alone(None)
+        elif type(self.request) is Now:
+            self.go_on(self.link.read_time(answers[0]))
         else:
             self.go_on(answers[0] if type(self.request) is Call else answers)
 
@@ -90,11 +108,12 @@ def gather(request: Gather) -> list[Any]:
         for link, steps in request.operations:
             runs.append(_Run(link, steps))
         while active := [run for run in runs if not run.is_over]:
-            together = [run for run in active if isinstance(run.request, _PIPELINED)]
-            alone = [run for run in active if not isinstance(run.request, _PIPELINED)]
+            for run in active:
+                run.tell_time()
+            together = [run for run in active if run.is_pipelined]
+            alone = [run for run in active if not run.is_pipelined and not run.is_over]
             _exchange(together)
-            for run in alone:
-                _ask_other(run)
+            _ask_others(alone)
     except BaseException:
         for run in runs:
             run.abandon()
@@ -102,14 +121,31 @@ def gather(request: Gather) -> list[Any]:
     return gathered([run.result for run in runs], partial=request.partial)
 
 
-def _ask_other(run: _Run) -> None:
-    """Answer a request that is not a plain command, such as the time."""
-    try:
-        answer = getattr(run.link, run.request.method)(run.request)
-    except Exception as error:
-        run.go_on(None, error)
-    else:
-        run.go_on(answer)
+def _ask_others(runs: list[_Run]) -> None:
+    """Answer requests that are more than some commands, one after the other.
+
+    Where a server has not answered one of them in time, the others are not sent: together they
+    would take many times as long as a call may.
+    """
+    silent: dict[Server, RedisUnavailable] = {}
+    for run in runs:
+        connections = run.link.connections
+        server = connections.here()
+        # In a cluster of which no node answers, nobody knows the server.
+        is_unknown = silent and server is connections and connections.is_cluster
+        if is_unknown or server in silent:
+            first = silent.get(server) or next(iter(silent.values()))
+            run.go_on(None, RedisUnavailable(str(first)))
+            continue
+        try:
+            answer = getattr(run.link, run.request.method)(run.request)
+        except RedisUnavailable as error:
+            silent[server] = error
+            run.go_on(None, error)
+        except Exception as error:
+            run.go_on(None, error)
+        else:
+            run.go_on(answer)
 
 
 def _exchange(runs: list[_Run]) -> None:

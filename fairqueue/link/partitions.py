@@ -296,19 +296,32 @@ def at_part(twin: Any, steps: Operation[T]) -> Operation[T]:
 
 
 def at_any(method: Steps[S, P, T]) -> Steps[S, P, T]:
-    """The operation reads what all partitions have alike: from the home, or else from another."""
+    """The operation reads what all partitions have alike: from the home, or else from another.
+
+    If the home does not answer, those at other servers are asked at the same time.
+    """
 
     @wraps(method)
-    def steps(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Operation[T]:
-        parts = self.link.parts
-        for i, part in enumerate(parts):
-            twin = self.at(part)
-            try:
-                return (yield from at_part(twin, method(twin, *args, **kwargs)))
-            except RedisUnavailable:
-                if i == len(parts) - 1:
-                    raise
-        return (yield from method(self, *args, **kwargs))
+    def steps(self: Any, /, *args: Any, **kwargs: Any) -> Operation[T]:
+        if not self.link.parts:
+            return (yield from method(self, *args, **kwargs))
+        home, *others = self.twins()
+        server = home.link.node
+        try:
+            return (yield from at_part(home, method(home, *args, **kwargs)))
+        except RedisUnavailable:
+            others = [twin for twin in others if twin.link.node != server]
+            if not others:
+                raise
+        asked = [(twin.link, method(twin, *args, **kwargs)) for twin in others]
+        answers: list[Any] = yield Gather(asked, partial=True)
+        found: T | Exception = answers[0]
+        for answer in answers:
+            if not isinstance(answer, Exception):
+                found = answer
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     declared: Steps[S, P, T] = _declare("any", steps)
     return declared

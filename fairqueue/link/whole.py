@@ -1,5 +1,6 @@
 """The link of a queue that has several partitions: one link for each, and one for the whole."""
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
@@ -86,12 +87,16 @@ class WholeLink(Link):
 
     def now_ms(self) -> int:
         """As `Link.now_ms`: by the server of partition 0, or another one if that is away."""
+        asked = {self.node}
+        end = time.monotonic() + 2 * self.timeout
         try:
             return super().now_ms()
         except RedisUnavailable:
             for part in self.parts[1:]:
-                with suppress(RedisUnavailable):
-                    return self.learn_time(part.now_ms())
+                if part.node not in asked and time.monotonic() < end:
+                    asked.add(part.node)
+                    with suppress(RedisUnavailable):
+                        return self.learn_time(part.now_ms())
             raise
 
 
