@@ -123,6 +123,8 @@ local function gates_of(task)
       found[#found + 1] = { limits.by_tenant and of_tenant or of_queue, limits }
     end
   end
+  -- In the order in which permits are kept; see gates.reserving.
+  if IS_PARTITION then table.sort(found, function(a, b) return a[1] < b[1] end) end
   task.gates, task.cost = found, cost_in(task.label)
   return found
 end

@@ -84,23 +84,23 @@ def test_no_more_than_its_slots_run_at_a_time_over_all_claimers(queue: TaskQueue
     assert len(set(ids_of(done))) == 10
 
 
-def test_slots_hold_when_many_claim_at_once(queue: TaskQueue) -> None:
-    queue.set_limits(SLOW, slots=3)
+def test_slots_hold_when_many_claim_at_once(live: TaskQueue) -> None:
+    live.set_limits(SLOW, slots=3)
     for n in range(10):
-        fill(queue, f"u{n}", 6, name=SLOW)
+        fill(live, f"u{n}", 6, name=SLOW)
     lock, running, most, done = threading.Lock(), set[str](), 0, 0
 
     def work(worker: int) -> None:
         nonlocal most, done
         while done < 60:
-            for claim in queue.claim(f"w{worker}", limit=2, wait=0.5):
+            for claim in live.claim(f"w{worker}", limit=2, wait=0.5):
                 with lock:
                     running.add(claim.task.task_id)
                     most = max(most, len(running))
                 with lock:
                     running.remove(claim.task.task_id)
                     done += 1
-                queue.finish(claim)
+                live.finish(claim)
 
     for wait in [in_thread(partial(work, n)) for n in range(4)]:
         wait()
@@ -192,6 +192,7 @@ def test_a_slot_is_freed_however_the_lease_ends(world: World, end: str) -> None:
     assert list(world.dump()["slots"]) == [f"{SLOW}\0{second.task.task_id}"]
 
 
+@pytest.mark.one_partition
 @pytest.mark.untidy
 @pytest.mark.parametrize("text", [None, b"{", b'{"user":"alice"}'])
 def test_the_slot_of_a_spoilt_run_is_freed_with_its_lease(world: World, text: bytes | None) -> None:
@@ -271,6 +272,7 @@ def test_a_task_that_comes_back_needs_a_slot_again(world: World) -> None:
 # --- what is set aside ----------------------------------------------------------------------------
 
 
+@pytest.mark.one_partition
 def test_tasks_without_a_slot_do_not_block_the_others_of_their_user(world: World) -> None:
     world.queue.set_limits(SLOW, slots=1)
     world.fill("alice", 1000, name=SLOW)
@@ -278,6 +280,7 @@ def test_tasks_without_a_slot_do_not_block_the_others_of_their_user(world: World
     assert ids_of(claim_slow(world, 2)) == ["alice-0", "other"]
 
 
+@pytest.mark.one_partition
 def test_a_claim_that_sets_aside_as_many_as_it_may_comes_again_at_once(world: World) -> None:
     world.queue.set_limits(SLOW, slots=1)
     world.fill("alice", 1, name=SLOW)
@@ -289,6 +292,7 @@ def test_a_claim_that_sets_aside_as_many_as_it_may_comes_again_at_once(world: Wo
     assert ids_of(claim_slow(world)) == ["other"]
 
 
+@pytest.mark.one_partition
 def test_many_users_without_a_slot_do_not_block_one_who_needs_none(world: World) -> None:
     world.queue.set_limits(SLOW, slots=1)
     for n in range(150):
@@ -312,6 +316,7 @@ def test_users_who_wait_for_slots_get_them_in_turn(world: World) -> None:
     assert "bob" in served
 
 
+@pytest.mark.one_partition
 def test_users_with_many_held_tasks_take_turns(world: World) -> None:
     world.queue.set_limits(SLOW, slots=1)
     for user in ("alice", "bob", "carol"):
@@ -450,6 +455,7 @@ def test_held_tasks_of_a_user_go_on_when_the_pause_is_over(world: World) -> None
     assert drain(world.queue, 1) == [f"alice-{n}" for n in range(1, 5)]
 
 
+@pytest.mark.one_partition
 @pytest.mark.untidy
 @pytest.mark.parametrize("text", [None, b"{", b"[]"])
 def test_a_spoilt_held_task_does_not_stop_the_others(world: World, text: bytes | None) -> None:
@@ -499,6 +505,7 @@ def test_held_tasks_of_more_names_than_a_claim_looks_at_are_not_forgotten(world:
 # --- rates ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_partition
 @pytest.mark.parametrize("limits", [{"slots": 1}, {"slots": 3}, {"rate": 20}])
 def test_weights_act_on_who_waits_for_a_limit(world: World, limits: dict[str, Any]) -> None:
     """Ten to one: of what is begun, 0.91 is of the one with the larger weight."""
@@ -582,6 +589,7 @@ def test_a_high_rate_lets_some_begin_together(world: World) -> None:
     assert sizes == [5, 5, 2]
 
 
+@pytest.mark.one_partition
 def test_a_worker_learns_when_the_rate_lets_the_next_begin(world: World) -> None:
     world.queue.set_limits(SLOW, rate=0.5)
     world.fill("alice", 3, name=SLOW)
@@ -604,6 +612,7 @@ def test_a_raised_rate_of_a_name_acts_at_once(world: World) -> None:
     assert len(claim_slow(world, limit=5)) == 3
 
 
+@pytest.mark.one_partition
 def test_a_clock_that_is_set_back_does_not_hold_up_the_rate_of_a_name(world: World) -> None:
     world.queue.set_limits(SLOW, rate=2)
     world.fill("alice", 5, name=SLOW)
@@ -637,6 +646,7 @@ def test_a_rate_that_is_taken_away_lets_all_begin(world: World) -> None:
     assert len(claim_slow(world, 5)) == 4
 
 
+@pytest.mark.one_partition
 def test_a_free_rate_does_not_make_a_worker_spin_while_the_slots_are_taken(world: World) -> None:
     world.queue.set_limits(SLOW, slots=1, rate=1)
     world.fill("alice", 3, name=SLOW)
@@ -684,6 +694,7 @@ def test_a_limit_that_is_removed_brings_work_to_all_who_wait(world: World) -> No
     assert sorted(got) == [f"alice-{n}" for n in range(1, 6)]
 
 
+@pytest.mark.one_partition
 def test_a_claim_says_that_more_may_begin_while_there_is_room(world: World) -> None:
     world.queue.set_limits(SLOW, slots=1)
     world.fill("alice", 4, name=SLOW)
@@ -814,6 +825,7 @@ def test_a_claim_that_finds_nothing_reads_a_bounded_number_of_tasks(own_server: 
             assert (count_commands(client) - before)["zrangebylex"] <= 100
 
 
+@pytest.mark.one_partition
 def test_claims_that_find_nothing_look_less_and_less_often(world: World) -> None:
     world.fill("alice", 5, name="a")
     waits = []
@@ -865,6 +877,7 @@ def test_more_users_than_a_kind_is_told_of_are_found_too(queue: TaskQueue) -> No
     assert len(found) == 120
 
 
+@pytest.mark.one_partition
 @pytest.mark.parametrize("how", ["cap", "pause", "rate", "slot", "delay", "retry", "release"])
 def test_a_worker_that_looks_at_nobody_hears_of_what_it_may_take(world: World, how: str) -> None:
     """Whatever makes a task claimable tells the kind of worker that may take it, and wakes it."""
@@ -910,6 +923,7 @@ def block(world: World, how: str) -> Callable[[], object]:
     return lambda: world.queue.release(running)
 
 
+@pytest.mark.one_partition
 @pytest.mark.usefixtures("tokens_only")
 def test_a_task_wakes_nobody_who_cannot_take_it(world: World) -> None:
     """Those who claim only other names stay blocked; one of those who may take it comes."""
@@ -943,6 +957,7 @@ def test_a_worker_of_a_kind_without_a_place_is_served_too(queue: TaskQueue) -> N
     assert found == ["wanted"]
 
 
+@pytest.mark.one_partition
 def test_a_kind_that_is_heard_of_no_more_is_forgotten(world: World) -> None:
     world.queue.claim("w", names=["a"])
     wake = wake_list(world, "+a")
@@ -1019,6 +1034,7 @@ def test_a_worker_leaves_held_tasks_that_it_does_not_want_where_they_are(world: 
     assert len(drain(world.queue, 1)) == 4
 
 
+@pytest.mark.one_partition
 def test_a_token_is_passed_on_sixteen_times_for_a_task(world: World) -> None:
     for n in range(24):  # those before it have places
         world.queue.claim("w", avoid=[f"a{n}"])
@@ -1032,6 +1048,7 @@ def test_a_token_is_passed_on_sixteen_times_for_a_task(world: World) -> None:
         assert passed == 16
 
 
+@pytest.mark.one_partition
 @pytest.mark.parametrize("users", [300, 400, 500])
 def test_a_kind_that_has_looked_at_all_in_several_claims_rests(world: World, users: int) -> None:
     world.queue.push_many(make_task(f"u{n:03}", f"a{n}", name="a") for n in range(users))
@@ -1058,6 +1075,7 @@ def test_the_order_of_names_makes_no_other_kind(world: World) -> None:
     assert {key for key in fields if b"names" in key} == {b"1.names", b"2.names"}
 
 
+@pytest.mark.one_partition
 def test_a_kind_is_told_of_fifty_users_by_name_and_that_there_are_more(world: World) -> None:
     world.queue.claim("w", names=["a"])
 
@@ -1246,6 +1264,7 @@ class Chaos:
         assert self.queue.size() == 0
 
 
+@pytest.mark.one_partition
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_happens_nothing_waits_that_could_run(world: World, seed: int) -> None:
     world.queue.configure(max_attempts=1000)
