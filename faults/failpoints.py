@@ -50,7 +50,9 @@ REPLY_S, BLOCKED_S = 50.0, 0.05
 Failpoint = tuple[str, str]  # call, phase
 
 # Commands whose second word says what they do.
-_CONTAINERS = frozenset({"ACL", "CLIENT", "COMMAND", "CONFIG", "SCRIPT", "SENTINEL"})
+_CONTAINERS = frozenset(
+    {"ACL", "CLIENT", "CLUSTER", "COMMAND", "CONFIG", "MEMORY", "SCRIPT", "SENTINEL"}
+)
 
 
 # --- the catalogue --------------------------------------------------------------------------------
@@ -59,18 +61,28 @@ _CONTAINERS = frozenset({"ACL", "CLIENT", "COMMAND", "CONFIG", "SCRIPT", "SENTIN
 _HANDSHAKE = ("AUTH", "CLIENT SETINFO", "SELECT")
 # Commands that the library sends only to sentinels.
 _OF_SENTINELS = frozenset({"ROLE", "SENTINEL GET-MASTER-ADDR-BY-NAME"})
+# Commands that only nodes of a cluster are sent: storms attack those, and no tour has one.
+_OF_CLUSTERS = frozenset({"CLUSTER SLOTS", "LPUSH"})
 # Commands that are not written at the call that sends them: (module, function) -> commands.
 _INDIRECT: dict[tuple[str, str], tuple[str, ...]] = {
     ("aio", "_stream"): (),  # scripts
     ("store", "_texts"): ("HMGET",),
     ("connection", "_stream"): (),  # scripts
     ("connection", "ask"): (),  # what its callers name
+    ("connection", "exchange"): ("EVAL",),  # what its callers name, and scripts in plain form
+    ("cluster", "ask"): (),  # a node of an embedded cluster, by a method of that name
+    ("group_listener", "_ask"): (),  # a connection that waits, by a method of that name
+    ("listener", "wait"): (),  # the same
+    ("base", "_check"): ("HGET",),
+    ("places", "_ask"): ("HLEN", "HRANDFIELD"),
+    ("moving", "_ask"): ("HGET",),
     # Scripts, what Ask names, and the loading and EVAL of scripts in the driver.
     ("connection", "_converse"): ("EVAL", "SCRIPT LOAD"),
     ("dialer", "_primary"): (),  # asks a sentinel, by a method of that name
-    ("doctor", "_scan"): ("HSCAN", "ZSCAN"),
+    ("records", "_scan"): ("HSCAN", "ZSCAN"),
+    ("groups", "_page"): ("HSCAN", "ZSCAN"),
     ("copying", "_rows"): ("HSCAN", "ZSCAN"),
-    ("doctor", "_try_harmless"): (
+    ("server", "_try_harmless"): (
         *("HGET", "HLEN", "HEXISTS", "HDEL", "HMGET", "ZCARD", "ZSCORE", "ZREM", "LLEN"),
     ),
 }
@@ -83,7 +95,7 @@ class UnknownCommand(Exception):
 @cache
 def catalogue() -> tuple[str, ...]:
     """Return all calls of the library: its scripts by name, then plain commands."""
-    return (*script_names(), *sorted({*_HANDSHAKE, *sent_commands()}))
+    return (*script_names(), *sorted({*_HANDSHAKE, *sent_commands()} - _OF_CLUSTERS))
 
 
 def all_failpoints() -> list[Failpoint]:

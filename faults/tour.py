@@ -28,11 +28,13 @@ from fairqueue.errors import FairQueueError, QueueFull, RedisRefused
 from fairqueue.history.runs import History
 from fairqueue.inspection import Inspector
 from fairqueue.link.keys import Keys
+from fairqueue.link.partitions import partition_of
 from fairqueue.models import Claim, QueueSettings, Task, UserSettings
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.repartition import Repartition
 from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.web.missing import Absences
 from fairqueue.worker.handlers import Discard, Retry
 from fairqueue.worker.worker import Worker
 
@@ -937,6 +939,53 @@ def repartition(stage: Stage) -> None:
     Repartition(old, new).run()
 
 
+def share_out(stage: Stage) -> None:
+    """Use a queue with partitions. It is not checked afterwards: its own tests do that."""
+    client, name = stage.client(), stage.queue.name + ".whole"
+    queue = TaskQueue(client, name, clock=stage.clock, partitions=2)
+    schedules = TaskScheduler(queue, "planner", registry=CollectorRegistry())
+    tenants = [_group_in(number) for number in range(2)]
+    queue.configure(ageing=60)
+    queue.set_limits("default", slots=2, rate=5.0)
+    queue.set_limit("account:*", slots=1)
+    for n in range(8):
+        fields: dict[str, Any] = {"tenant": tenants[n % 2], "limit_keys": ["account:1"]}
+        queue.push(Task.create(user_id=f"u{n // 2}", task_id=f"t{n}", delay=n // 7, **fields))
+    Inspector(queue).tenants.list()
+
+    def serve() -> None:
+        for claim in queue.claim("w", 3, LEASE_S):
+            queue.finish(claim)
+        stage.clock.advance(1)
+        for claim in queue.claim("w", 3, LEASE_S):
+            queue.release(claim)
+
+    def move() -> None:
+        queue.move_user("u1", tenants[0], tenant=tenants[1])
+        id_ = schedules.add_schedule("0 9 * * *", "u1", tenant=tenants[0])
+        schedules.update_schedule(id_, tenant=tenants[1])
+
+    def look() -> None:
+        queue.explain("t6")
+        queue.quote("u3", tenant=tenants[0])
+        Inspector(queue).users.next_wait("u3")
+        Inspector(queue).partitions.read(memory=True)
+        Absences(queue.link).is_back(0)
+
+    def lead() -> None:
+        schedules.tick()
+        stage.clock.advance(11)
+        schedules.tick()
+
+    stage.shuffled(serve, move, look, lead)
+
+
+def _group_in(number: int) -> str:
+    """A tenant of one of two partitions."""
+    names = (f"tenant{n}" for n in range(100))
+    return next(each for each in names if partition_of("u", each, 2) == number)
+
+
 def refused(stage: Stage) -> None:
     """Use a key of a wrong type: the error names it."""
     stage.push_some()
@@ -999,6 +1048,7 @@ TOURS = {
         Tour(name="limited doctor", play=limited_doctor),
         Tour(name="destroy", play=destroy),
         Tour(name="repartition", play=repartition),
+        Tour(name="partitions", play=share_out),
         Tour(name="refused", play=refused, spoils=("audit",)),
         Tour(name="scripts gone", play=scripts_gone, forgets_scripts=True),
         Tour(name="plain scripts", play=plain_scripts),

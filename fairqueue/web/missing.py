@@ -53,7 +53,7 @@ class Absences:
         pause = threading.Event()
         while True:
             pause.wait(LOOK_S)
-            back = [number for number in self.known() if self._is_back(number)]
+            back = [number for number in self.known() if self.is_back(number)]
             with self._lock:
                 for number in back:
                     self._known.pop(number, None)
@@ -61,7 +61,8 @@ class Absences:
                     self._watcher = None
                     return
 
-    def _is_back(self, number: int) -> bool:
+    def is_back(self, number: int) -> bool:
+        """Return whether a partition answers again."""
         try:
             self._link.parts[number].ask(("PING",), timeout=LOOK_S)
         except RedisUnavailable:

@@ -330,7 +330,7 @@ def test_an_answer_outlives_the_turn_of_the_generations(world: World) -> None:
 def test_a_repeated_claim_gets_the_tasks_that_it_holds(queue: TaskQueue) -> None:
     fill(queue, "alice", 4)
     call: dict[str, Any] = {"op": "op", "worker": "w", "limit": 2, "lease_ms": 1000}
-    call |= {"place": "here", "names": "", "pools": ""}
+    call |= {"place": "here", "names": "", "pools": "", "floor": ""}
     first = queue.link.run("claim", **call)
     assert queue.link.run("claim", **call) == first
     assert queue.size() == 2
