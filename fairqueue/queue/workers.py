@@ -113,13 +113,14 @@ class Beat:
 
     handled: task names that some live worker of the same pools has handlers for. notices: tasks
     that were ended without their workers. gone: workers that vanished. drained_by: who asked this
-    worker to take no more tasks and to stop, or None.
+    worker to take no more tasks and to stop, or None. partitions: how many of them it reached.
     """
 
     handled: frozenset[str]
     notices: list[Notice]
     gone: list[str]
     drained_by: str | None = None
+    partitions: int = 1
 
 
 def _merge_beats(beats: Sequence[Beat]) -> Beat:
@@ -128,6 +129,7 @@ def _merge_beats(beats: Sequence[Beat]) -> Beat:
         notices=[notice for beat in beats for notice in beat.notices],
         gone=list(dict.fromkeys(worker for beat in beats for worker in beat.gone)),
         drained_by=next((beat.drained_by for beat in beats if beat.drained_by), None),
+        partitions=sum(beat.partitions for beat in beats),
     )
 
 

@@ -78,6 +78,7 @@ class Heartbeat:
         self._on_drain = on_drain
         self._lock = threading.Lock()  # one heartbeat at a time, so that the newest comes last
         self._sent: WorkerProfile | None = None
+        self._declared: WorkerProfile | None = None  # what all partitions know the limits of
         self._left = False
         self._started_ms = 0
         self._next = 0.0  # monotonic seconds
@@ -109,6 +110,8 @@ class Heartbeat:
                 heard = len(self._heard)
                 beat = self._send(profile, list(current))
                 self._sent = profile
+                if beat.partitions == self._queue.partitions:
+                    self._declared = profile
                 del self._heard[:heard]
                 self._next = time.monotonic() + BEAT_S
         except RedisUnavailable:
@@ -140,7 +143,7 @@ class Heartbeat:
                 **({"http": profile.http} if profile.http else {}),
             },
             profile.worker_id,
-            profile.limits if profile != self._sent else None,
+            profile.limits if profile != self._declared else None,
             can_alert=self._alerts.has_recipients,
             heard=self._heard,
         )
