@@ -8,6 +8,7 @@ time: see lua/lib/permits.lua for why the limit holds nevertheless.
 """
 
 import json
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from fairqueue.link.partitions import jump_hash
 from fairqueue.models import new_id
 
 WANTED, LEND = "wanted", "lend"  # words of the script take_permits
+CARRY_S = 1.0  # for all that one claim carries, roughly: meanwhile its leases run
 
 
 class Said(NamedTuple):
@@ -63,18 +65,29 @@ def home_of(gate: str, partitions: int) -> int:
 def carry(queue: Any, number: int, asked: bytes) -> Operation[set[int]]:
     """Carry what a partition has said in the answer of a claim; the partitions that got permits.
 
-    Errors are ignored: the partition says it again, and the claim must not be lost.
+    Errors are ignored: the partition says it again, and the claim must not be lost. So it is if
+    there is no time for it, because partitions do not answer.
     """
     reached: set[int] = set()
     lists = json.loads(asked)
+    end = time.monotonic() + CARRY_S
     for gate, *said in lists["slots"]:
+        if time.monotonic() >= end:
+            return reached
         with suppress(FairQueueError):
             reached |= yield from _carry(queue, gate, Said(number, *said))
     for gate, *question in lists["rates"]:
+        if time.monotonic() >= end:
+            return reached
         with suppress(FairQueueError):
             yield from _bring_starts(queue, gate, Question(*question), queue.link.parts[number])
             reached.add(number)
     return reached
+
+
+def _patience(queue: Any) -> float:
+    """Seconds for one call."""
+    return min(CARRY_S, float(queue.link.timeout))
 
 
 def _bring_starts(queue: Any, gate: str, question: Question, part: Any) -> Operation[None]:
@@ -88,10 +101,19 @@ def _bring_starts(queue: Any, gate: str, question: Question, part: Any) -> Opera
         first=question.first,
         most=question.most,
         more=question.more,
+        timeout=_patience(queue),
     )
     units, wait = yield At(home, queue.at(home)._call(call))
     number, asked = question.number, question.asked_ms
-    call = Call("take_starts", gate=gate, units=units, wait=wait, number=number, asked=asked)
+    call = Call(
+        "take_starts",
+        gate=gate,
+        units=units,
+        wait=wait,
+        number=number,
+        asked=asked,
+        timeout=_patience(queue),
+    )
     yield At(part, queue.at(part)._call(call))
 
 
@@ -118,7 +140,7 @@ def _share(
     """Tell the home; whether somebody waits, who to tell, and whom to ask for permits."""
     home = queue.link.parts[home_of(gate, len(queue.link.parts))]
     rest = [value for each in said for value in each]
-    call = Call("share_permits", op=new_id(), gate=gate, rest=rest)
+    call = Call("share_permits", op=new_id(), gate=gate, rest=rest, timeout=_patience(queue))
     is_wanted, to_tell, to_ask = yield At(home, queue.at(home)._call(call))
     return is_wanted, [Given(*each) for each in to_tell], [Given(*each) for each in to_ask]
 
@@ -136,6 +158,7 @@ def _take(queue: Any, gate: str, given: list[Given], word: str) -> Operation[lis
             slots=each.slots,
             set_by=each.set_by,
             word=word,
+            timeout=_patience(queue),
         )
         asked.append((part, queue.at(part)._call(call)))
     answers: list[Any] = yield Gather(asked, partial=True)

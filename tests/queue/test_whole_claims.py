@@ -1,7 +1,9 @@
 """Claims and exchanges of a queue with partitions of which some fail."""
 
+import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -10,9 +12,13 @@ from helpers.partitions import without
 from helpers.tasks import make_task
 
 from fairqueue.errors import RedisRefused, RedisUnavailable
+from fairqueue.link.connection import Connections
+from fairqueue.link.dialer import connection_maker
 from fairqueue.link.partitions import partition_of
 from fairqueue.queue.balance import Balance
+from fairqueue.queue.permits import home_of
 from fairqueue.queue.queue import TaskQueue
+from fairqueue.worker.worker import Worker
 
 PARTITIONS = 4
 
@@ -99,11 +105,43 @@ def test_a_result_that_is_refused_does_not_lose_what_others_do(
     redis_client.delete(key)
 
 
+def test_a_claim_does_not_wait_for_the_home_of_each_limit(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its leases run meanwhile."""
+    names = [name for i in range(100) if home_of(name := f"name-{i}", PARTITIONS) == 0][:8]
+    with (
+        TaskQueue(redis_client, timeout=1.0, partitions=PARTITIONS) as queue,
+        socket.create_server(("127.0.0.1", 0)) as silent,  # accepts, and never answers
+    ):
+        for name in names:
+            queue.set_limits(name, slots=1)
+            queue.push(make_task(user_id=user_in(1), name=name))
+        free = push(queue, 1)
+        nobody = connection_maker(redis.Redis(port=silent.getsockname()[1]), 1.0)
+        monkeypatch.setattr(queue.link.parts[0], "connections", Connections(nobody))
+        began = time.monotonic()
+        claims = queue.claim("w", limit=10)
+        assert time.monotonic() - began < 5.0
+        assert [claim.task.task_id for claim in claims] == [free]
+
+
 def test_an_idle_worker_does_not_poll(many: TaskQueue) -> None:
     many.claim("w")
     age(many)
     _, answer = many.exchange([], "w", 1)
     assert answer.hint > 5, "all were asked just now: a token tells of new tasks"
+
+
+def test_a_partition_that_was_away_learns_what_a_worker_declares(many: TaskQueue) -> None:
+    worker = Worker(many)
+    worker.register("mail", lambda task: None, slots=2)
+    with without(many, 2):
+        worker.run_once()
+    twin = many.at(many.link.parts[2])
+    assert twin.get_limits() == {}
+    worker.run_once()
+    assert twin.get_limits() == many.get_limits() != {}
 
 
 def test_threads_that_share_what_is_known_do_not_disturb_each_other() -> None:
