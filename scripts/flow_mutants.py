@@ -156,8 +156,8 @@ FLOW: tuple[tuple[str, ...], ...] = (
     (
         "keys: slots that a claim has taken already",
         "lua/lib/gates.lua",
-        "used_cache[gate] = used_slots(gate, limits.slots) + 1",
-        "used_cache[gate] = used_slots(gate, limits.slots)",
+        "used_cache[gate] = used_slots(gate, slots) + 1",
+        "used_cache[gate] = used_slots(gate, slots)",
         _KEYS + "test_no_more_than_its_slots_run_at_a_time",
         SLOTS,
     ),

@@ -597,8 +597,8 @@ MUTATIONS = (
     Mutation(
         "slots: the limit",
         "lua/lib/gates.lua",
-        "    local slots = limits.slots\n",
-        "    local slots\n",
+        "  return limits.is_shared and permits().slots(gate, limits) or limits.slots\n",
+        "  return nil\n",
         "test_no_more_than_its_slots_run_at_a_time",
     ),
     Mutation(
@@ -625,7 +625,7 @@ MUTATIONS = (
     Mutation(
         "slots: that held tasks come back",
         "lua/lib/gates.lua",
-        "if return_all(list, RETURNED) and not is_claiming then wake_worker() end",
+        "if (return_all(list, RETURNED) or has_given) and not is_claiming then wake_worker() end",
         "",
         "test_tasks_that_wait_for_a_slot_get_it",
     ),
