@@ -112,7 +112,7 @@ PARTITIONS: tuple[tuple[str, ...], ...] = (
     (
         "partitions: a claim that finds nothing has asked all",
         "fairqueue/queue/whole_claims.py",
-        "            elif claim.claims or was_asked:\n",
+        "            elif claim.claims or has_entered:\n",
         "            elif True:\n",
         _MODEL + _ALL,
     ),
