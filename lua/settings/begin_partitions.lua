@@ -1,6 +1,7 @@
 -- Record that a queue has several partitions, with the keys that it would have without.
 --
 -- @lazy barrier
+-- FLAGS allow-oom
 -- KEYS fair         hash  the layout of these keys; 'partitions=' and the number, if the queue has several
 -- KEYS tasks        hash  task id -> document
 -- KEYS schedules    hash  schedule id -> definition

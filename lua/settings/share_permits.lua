@@ -2,6 +2,7 @@
 --
 -- @include replay
 -- @lazy gates
+-- FLAGS allow-oom
 -- KEYS permits  hash  gate -> JSON: partition -> what it has been given: version, number, slots of the limit,
 --                     the operation that had set it there; since when it waits (0: it does not), how many it waits for, when it was last heard of, and when it was asked to give
 --                     some up, ms; '' -> the latest version; see lib/permits

@@ -2,6 +2,7 @@
 --
 -- @include replay
 -- @lazy gates
+-- FLAGS allow-oom
 -- KEYS permits  hash  \6 gate -> JSON: partition -> since when it waits, as a number that grows, and when it was told to
 --                     ask again, ms; '' -> the latest number
 -- ARGV op         text  random id of this operation

@@ -2,6 +2,7 @@
 --
 -- @include backlog replay
 -- @lazy gates
+-- FLAGS allow-oom
 -- ARGV gate     text  the limit; see lib/gates
 -- ARGV version  int   of what was given
 -- ARGV count    int   how many permits the partition has from now on

@@ -2,6 +2,7 @@
 --
 -- @include backlog replay
 -- @lazy gates
+-- FLAGS allow-oom
 -- ARGV gate    text  the limit; see lib/gates
 -- ARGV units   num   of cost that may start
 -- ARGV wait    num   ms until the home gives more

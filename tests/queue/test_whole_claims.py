@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import redis
+from helpers.fixtures import OwnServer
 from helpers.partitions import without
 from helpers.tasks import make_task
 
@@ -176,3 +177,23 @@ def test_threads_that_share_what_is_known_do_not_disturb_each_other() -> None:
             thread.join()
         sys.setswitchinterval(usual)
     assert errors == []
+
+
+def test_a_full_queue_can_be_drained_by_new_workers(own_server: OwnServer) -> None:
+    """Also of tasks whose limits span partitions."""
+    url, drained = own_server().url, 0
+    with TaskQueue.from_url(url, partitions=PARTITIONS) as queue:
+        queue.set_limits("mail", slots=1)
+        queue.set_limits("sms", rate=1000.0)
+        for number in range(PARTITIONS):
+            queue.push(make_task(user_id=user_in(number), name="mail"))
+            queue.push(make_task(user_id=user_in(number), name="sms"))
+    with redis.Redis.from_url(url) as client:
+        client.config_set("maxmemory", 1)
+    with TaskQueue.from_url(url, partitions=PARTITIONS) as queue:
+        end = time.monotonic() + 10.0
+        while drained < 2 * PARTITIONS and time.monotonic() < end:
+            for claim in queue.claim("w", limit=10, wait=0.5):
+                queue.finish(claim)
+                drained += 1
+    assert drained == 2 * PARTITIONS
