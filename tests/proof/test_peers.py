@@ -39,12 +39,15 @@ from fairqueue.clock import ManualClock
 from fairqueue.doctor import Doctor
 from fairqueue.errors import InvalidSchedule, RedisUnavailable
 from fairqueue.inspection import Inspector
+from fairqueue.link.keys import MOST_PARTITIONS
 from fairqueue.link.scripts import load_script, script_names
 from fairqueue.models import Claim, new_id
 from fairqueue.queue.claim import CLAIM_LIMIT, EXTEND_CHUNK
 from fairqueue.queue.delays import DelayIndex
 from fairqueue.queue.end import FINISH_CHUNK
 from fairqueue.queue.workers import WorkerStore
+from fairqueue.repartition import Repartition
+from fairqueue.repartition.repartition import MOST_AT_ONCE
 from fairqueue.schedules.store import MAX_ADDED
 from fairqueue.stats.users import MAX_READ
 
@@ -863,7 +866,19 @@ def largest_beat(queue: TaskQueue) -> object:
     return len(heard) == 100 and not queue.link.ask(("EXISTS", queue.keys["notices"]))[0]
 
 
+def largest_permits(queue: TaskQueue) -> object:
+    row = load_script("share_permits").row
+    said = [
+        row(partition=n, version=0, count=0, wants=1, set_by="") for n in range(MOST_PARTITIONS)
+    ]
+    rest = [each for one in said for each in one]
+    return queue.link.run("share_permits", op=new_id(), gate="slow", rest=rest) is not None
+
+
+# Of a move to another queue.
+MOVING = ("copy_records", "put_schedules", "put_tasks", "settle_repartition")
 LARGEST = {
+    "share_permits": largest_permits,
     "push": largest_push,
     "extend": largest_extend,
     "finish": largest_finish,
@@ -905,7 +920,7 @@ def filled(queue: TaskQueue) -> TaskScheduler:
 
 def test_each_script_that_takes_a_list_is_tried_with_its_longest() -> None:
     lists = {name for name in script_names() if load_script(name).fields}
-    assert LARGEST.keys() == lists
+    assert {*LARGEST, *MOVING} == lists
 
 
 @pytest.mark.parametrize("script", sorted(LARGEST))
@@ -916,6 +931,21 @@ def test_a_script_takes_the_longest_list_that_it_is_ever_given(
     sent = before_script(queue, monkeypatch, script, lambda: None)
     assert LARGEST[script](queue)
     assert script in sent
+
+
+def test_a_move_takes_the_longest_lists_that_it_is_ever_given(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above."""
+    sent = before_script(queue, monkeypatch, MOVING[0], lambda: None)
+    with TaskQueue(redis_client, "old", clock=clock) as old:
+        old.push_many(make_task(f"u{n}", f"t{n}", tenant=f"tenant-{n}") for n in range(1000))
+        filled(old)
+        for n in range(400):
+            old.set_user(f"u{n}", weight=2.0)
+        assert Repartition(old, queue, batch=MOST_AT_ONCE).run().is_complete
+        old.destroy()
+    assert {*MOVING} <= {*sent}
 
 
 # --- one that hangs -------------------------------------------------------------------------------

@@ -177,6 +177,7 @@ def test_a_tenant_is_no_setting_of_the_user(world: World) -> None:
     assert world.dump()["user_names"] == {"bob": 0}
 
 
+@pytest.mark.one_partition
 def test_a_move_that_arrives_twice_undoes_no_other(world: World) -> None:
     queue = world.queue
     world.push("t")
