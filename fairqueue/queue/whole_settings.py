@@ -41,7 +41,8 @@ class WholeSettings(QueueBase):
         for error in errors:
             if not isinstance(error, RedisUnavailable):
                 raise error
-        if not errors:
+        # A partition where tasks have come meanwhile may have refused what the home accepted.
+        if all(answer == result for answer in answers):
             yield At(home.link, home._mark("", mark))
         return result
 
@@ -68,7 +69,7 @@ class WholeSettings(QueueBase):
         for answer in answers:
             if isinstance(answer, Exception) and not isinstance(answer, RedisUnavailable):
                 raise answer
-        if any(isinstance(answer, Exception) for answer in answers):
+        if not all(answer is True for answer in answers):
             return False
         is_over: bool = yield At(home.link, home._mark("", mark))
         return is_over
@@ -85,17 +86,19 @@ class WholeSettings(QueueBase):
 
     def _follow(
         self, settings: Mapping[bytes, bytes], limits: Mapping[bytes, bytes]
-    ) -> Operation[None]:
-        """Make the settings and limits of this partition those of the home."""
+    ) -> Operation[bool]:
+        """Make the settings and limits of this partition those of the home; False if it refuses."""
         _, own_settings, own_limits = yield from self._read_settings()
         rest: list[Argument] = []
         for name, value in settings.items():
             if name != CHANGING and own_settings.get(name) != value:
                 rest += (name, value)
+        word = b""
         if rest:
-            yield from self._call(Call("configure", op=new_id(), rest=rest))
+            word = yield from self._call(Call("configure", op=new_id(), rest=rest))
         for field, text in _differences(limits, own_limits):
             yield from self._set_limits(field.decode(), text)
+        return word != b"not_empty"
 
     def _set_limits(self, field: str, text: str) -> Operation[bool]:
         """Store limits, and let all held tasks that may start now come back.

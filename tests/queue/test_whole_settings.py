@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, RedisUnavailable
+from fairqueue.link.operation import Operation
+from fairqueue.link.partitions import partition_of
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.scheduler.scheduler import TaskScheduler
 
@@ -92,6 +94,28 @@ def test_ageing_is_refused_while_any_partition_has_tasks(many: TaskQueue) -> Non
     with pytest.raises(ConfigurationError, match="ageing 10 can be set only while no task is"):
         many.configure(ageing=10)
     assert all(seen_by(many, number)[0] == many.settings() for number in range(PARTITIONS))
+
+
+def test_a_partition_that_refused_a_change_catches_up(
+    many: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task may come between the question whether there are any and the change."""
+
+    def nothing(_: TaskQueue) -> Operation[bool]:
+        return False
+        yield
+
+    names = (f"user-{i}" for i in range(100))
+    many.push(make_task(next(each for each in names if partition_of(each, None, PARTITIONS) == 1)))
+    with monkeypatch.context() as patch:
+        patch.setattr(TaskQueue, "_has_tasks", nothing)
+        many.configure(ageing=60.0)
+    assert seen_by(many, 1) != seen_by(many, 0)
+    assert many.catch_up() is False
+    (claim,) = many.claim("w")
+    many.finish(claim)
+    assert many.catch_up() is True
+    assert seen_by(many, 1) == seen_by(many, 0)
 
 
 def test_the_leader_of_the_home_lets_partitions_catch_up(
