@@ -102,8 +102,8 @@ def test_a_partition_that_refused_a_change_catches_up(
     """A task may come between the question whether there are any and the change."""
 
     def nothing(_: TaskQueue) -> Operation[bool]:
+        yield from ()
         return False
-        yield
 
     names = (f"user-{i}" for i in range(100))
     many.push(make_task(next(each for each in names if partition_of(each, None, PARTITIONS) == 1)))
