@@ -137,7 +137,12 @@ class LeaseLost(FairQueueError):
 
 
 class QueueFull(FairQueueError):
-    """The queue, or this user's share of it, is at its limit. Nothing was stored."""
+    """The queue, or this user's share of it, is at its limit. Nothing was stored.
+
+    is_of_queue: whether it is max_waiting of the queue that is reached.
+    """
+
+    is_of_queue = False
 
 
 class DuplicateTask(FairQueueError):

@@ -15,6 +15,7 @@ from fairqueue.link.operation import Ask, Call, Now, Operation, operation, steps
 from fairqueue.link.partitions import at_found, at_part, everywhere, over_all, total, whole
 from fairqueue.logs import log_event
 from fairqueue.models import Page, Task, encode_payload, new_id, task_document
+from fairqueue.queue.waiting_room import make_room
 from fairqueue.retry_policy import encode_policy
 from fairqueue.validation import (
     check_count,
@@ -122,7 +123,7 @@ class History(RunListing, FailureGroups):
                 f"the document of task {task_id!r} is damaged: the run cannot be retried"
             )
         task = _again(details.task, triggered_by, payload)
-        answer = yield Call(
+        call = Call(
             "revive",
             op=new_id(),
             id=task_id,
@@ -134,6 +135,10 @@ class History(RunListing, FailureGroups):
             level=int(task.priority),
             schedule=task.schedule_id or "",
         )
+        answer = yield call
+        if answer[0] == b"full" and (yield from make_room(self.link, 1)):
+            call.arguments["op"] = new_id()
+            answer = yield call
         if answer[0] == b"not_dead":
             raise UnknownTask(f"task {task_id!r} is no longer a failed run")
         if answer[0] == b"full":

@@ -10,9 +10,13 @@ from fairqueue.link.partitions import at_task, everywhere_numbered, partition_of
 from fairqueue.link.scripts import load_script
 from fairqueue.models import Task
 from fairqueue.queue.base import QueueBase
+from fairqueue.queue.waiting_room import make_room
 from fairqueue.validation import check_items
 
 PUSH_CHUNK = 250  # tasks in one script: about 3 ms of server time
+# How often room is moved to a partition for one call of push_many.
+ROOM_TRIES = 3
+_FULL = [b"full", b"queue"]
 
 
 class PushOperations(QueueBase):
@@ -27,7 +31,10 @@ class PushOperations(QueueBase):
         the id belongs to another task, QueueFull when a limit is reached, DuplicateTask when
         another task has its unique key and `on_duplicate` is "error"; then nothing was stored.
         """
-        answer = yield from self._call(Call("push", rest=push_row(task)))
+        rest = push_row(task)
+        answer = yield from self._call(Call("push", rest=rest))
+        if answer[:2] == _FULL and (yield from make_room(self.link, 1)):
+            answer = yield from self._call(Call("push", rest=rest))
         return _check_pushed(answer, "nothing was stored").get(task.task_id, task.task_id)
 
     @operation
@@ -70,6 +77,15 @@ class PushOperations(QueueBase):
         """Store tasks of one partition; the ids of tasks that have the keys of pushed ones."""
         if not self.link.is_checked:
             yield from self._check()
+        for _ in range(ROOM_TRIES):
+            try:
+                return (yield from self._push_each(listed, stored))
+            except QueueFull as error:
+                if not error.is_of_queue or not (yield from make_room(self.link, len(listed))):
+                    raise
+        return (yield from self._push_each(listed, stored))
+
+    def _push_each(self, listed: list[Task], stored: str) -> Operation[dict[str, str]]:
         calls = (
             Call("push", rest=[field for task in batch for field in push_row(task)])
             for batch in in_batches(listed, PUSH_CHUNK, lambda task: len(task.document))
@@ -123,10 +139,12 @@ def _check_pushed(answer: list[Any], stored: str) -> dict[str, str]:
         )
     if answer[0] == b"full":
         whose = f"the {answer[1].decode()}"
-        raise QueueFull(
+        full = QueueFull(
             f"task {answer[2].decode()!r} was not stored: max_waiting is reached for {whose}; "
             f"{stored}"
         )
+        full.is_of_queue = answer[1] == b"queue"
+        raise full
     if answer[0] == b"duplicate":
         raise DuplicateTask(
             f"task {answer[1].decode()!r} was not stored: task {answer[2].decode()!r} has the same "

@@ -24,6 +24,7 @@ from fairqueue.models import (
 from fairqueue.queue.base import UNSET
 from fairqueue.queue.moving import MOVED_AT_ONCE, move_between
 from fairqueue.queue.records import handler_limits, key_limits, user_settings
+from fairqueue.queue.waiting_room import shared_out
 from fairqueue.queue.whole_settings import WholeSettings
 from fairqueue.validation import (
     MAX_NOTE_LENGTH,
@@ -345,7 +346,16 @@ class SettingsOperations(WholeSettings):
                 and check_seconds(ageing, "ageing", ConfigurationError) != current.ageing
             ):
                 raise _not_empty(ageing)
-        if (yield from self._change_all(lambda twin: twin._configure(rest))) == b"not_empty":
+        epoch = new_id()
+
+        def change(twin: Any) -> Operation[bytes]:
+            own = list(rest)
+            if max_waiting is not UNSET and self.link.parts:
+                own += shared_out(max_waiting, self.partitions, twin.keys.partition, epoch)
+            word: bytes = yield from twin._configure(own)
+            return word
+
+        if (yield from self._change_all(change)) == b"not_empty":
             raise _not_empty(ageing)
         return (yield from steps(self.settings)())
 

@@ -10,6 +10,7 @@ from fairqueue.link.operation import Argument, Ask, At, Call, Gather, Operation,
 from fairqueue.link.partitions import whole
 from fairqueue.models import UNREADABLE, new_id
 from fairqueue.queue.base import QueueBase
+from fairqueue.queue.waiting_room import of_queue, shared_out
 
 T = TypeVar("T")
 
@@ -90,9 +91,13 @@ class WholeSettings(QueueBase):
         """Make the settings and limits of this partition those of the home; False if it refuses."""
         _, own_settings, own_limits = yield from self._read_settings()
         rest: list[Argument] = []
-        for name, value in settings.items():
+        for name, value in of_queue(settings).items():
             if name != CHANGING and own_settings.get(name) != value:
                 rest += (name, value)
+        epoch = settings.get(b"waiting_epoch", b"")
+        if epoch != own_settings.get(b"waiting_epoch", b""):
+            number, most = self.keys.partition, int(settings.get(b"max_waiting", b"0"))
+            rest += shared_out(most, len(self.link.whole.parts), number, epoch.decode())
         word = b""
         if rest:
             word = yield from self._call(Call("configure", op=new_id(), rest=rest))

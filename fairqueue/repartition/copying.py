@@ -12,6 +12,7 @@ from fairqueue.link.owners import Owner
 from fairqueue.link.partitions import jump_hash
 from fairqueue.link.scripts import load_script
 from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.waiting_room import PREFIX
 from fairqueue.repartition.counting import PAGE, links_of
 
 Row = tuple[str, bytes, bytes]  # key, field or member, value or score
@@ -43,6 +44,8 @@ class Copier:
         layout = layout_of(self._old)
         for link in links_of(self._old):
             self._copy(self._placed(link, at_rest), layout)
+        if self._new.link.parts and (most := self._new.settings().max_waiting):
+            self._new.configure(max_waiting=most)  # shares it out
 
     def windows(self) -> None:
         """Copy unique keys that no task has, but that are taken until the end of a window."""
@@ -78,7 +81,8 @@ class Copier:
     def _placed(self, link: Link, at_rest: bool) -> Iterator[tuple[int, Row]]:
         """All records of one partition of the old queue, with the partition for each."""
         for key, field, value in _rows(link, *EVERYWHERE_ALIKE):
-            if key != "limits" or not _declared(value):
+            of_one = key == "settings" and field.startswith(PREFIX.encode())
+            if not of_one and (key != "limits" or not _declared(value)):
                 yield EVERYWHERE, (key, field, value)
         yield from self._users(link)
         for key, owner, value in _rows(link, "throttle", "averages"):

@@ -22,6 +22,7 @@ from fairqueue.link.scripts import load_script
 from fairqueue.logs import error_line, event_logger, whose
 from fairqueue.metrics.collectors import SchedulerMetrics
 from fairqueue.models import new_id
+from fairqueue.queue.waiting_room import make_room
 from fairqueue.scheduler.leadership import DueSchedule, Leadership, Reading
 from fairqueue.schedules.definition import Definition, read_definition
 from fairqueue.schedules.places import settle_from
@@ -111,6 +112,7 @@ class Firing:
         strays = self._strays(reading.due)
         here = [due for due in reading.due if due not in strays] if strays else reading.due
         planned = [due for due in here if not due.plan.is_pause]
+        refused = report.refused
         if not (yield from self._send(planned, reading, report, now_ms, unusable)):
             return False
         # After the fires, which must not wait for these: each is a round trip.
@@ -120,6 +122,8 @@ class Firing:
             yield from self._set_aside(due, kind, reason, report, now_ms)
         for due in strays:
             yield from settle_from(self._whole, self.link, due.schedule_id)
+        if report.refused > refused:  # they are tried again
+            yield from make_room(self.link, report.refused - refused)
         return True
 
     def _send(

@@ -13,6 +13,7 @@ from fairqueue.link.driver import in_batches
 from fairqueue.link.operation import Call, Operation
 from fairqueue.link.scripts import load_script
 from fairqueue.models import encode_payload, new_id
+from fairqueue.queue.waiting_room import make_room
 from fairqueue.schedules.definition import Definition, task_texts
 from fairqueue.schedules.outcomes import (
     BACKFILLED,
@@ -95,7 +96,7 @@ def backfill(store: ScheduleStore, request: BackfillRequest, dry_run: bool) -> O
         if dry_run:
             return report
         yield from store.ready()
-        done, finished = yield from _fill(outcomes, request, runs, filled)
+        done, finished = yield from _fill(store, outcomes, request, runs, filled)
         filled += done
         if finished:
             return replace(report, filled=filled)
@@ -141,7 +142,11 @@ def _find(
 
 
 def _fill(
-    outcomes: Outcomes, request: BackfillRequest, runs: Sequence[Sequence[int]], before: int
+    store: ScheduleStore,
+    outcomes: Outcomes,
+    request: BackfillRequest,
+    runs: Sequence[Sequence[int]],
+    before: int,
 ) -> Operation[tuple[int, bool]]:
     """Push the tasks, oldest first; return how many, and whether nothing has changed meanwhile."""
     definition, plan, filled = outcomes.stored.definition, outcomes.stored.plan, 0
@@ -161,7 +166,7 @@ def _fill(
         revision = plan.next_revision()
         row = load_script("backfill").row
         rows = (row(moment=ms, document=texts.document(ms)) for _, ms in batch)
-        answer = yield Call(
+        call = Call(
             "backfill",
             op=new_id(),
             id=request.schedule_id,
@@ -174,6 +179,10 @@ def _fill(
             notes="\n".join(_notes(batch)),
             rest=[field for each in rows for field in each],
         )
+        answer = yield call
+        if answer[:2] == [b"full", b"queue"] and (yield from make_room(store.link, len(batch))):
+            call.arguments["op"] = new_id()
+            answer = yield call
         if answer[0] == b"changed":
             return filled, False
         if answer[0] == b"pools":

@@ -151,8 +151,9 @@ end
 -- 'queue', 'user' or 'tenant' if a limit does not allow `more` tasks, of which `extra` are of the owner of the
 -- task and `of_tenant` of its tenant; else nil.
 local function is_full(task, owner, more, extra, of_tenant)
+  local most = SETTINGS.waiting_room >= 0 and SETTINGS.waiting_room or SETTINGS.max_waiting
   if SETTINGS.max_waiting > 0 and redis.call('ZCARD', K.backlog) + redis.call('ZCARD', K.held)
-    + redis.call('ZCARD', K.delayed) + more > SETTINGS.max_waiting then return 'queue' end
+    + redis.call('ZCARD', K.delayed) + more > most then return 'queue' end
   local limit = settings_of(owner).max_waiting
   if limit and exceeds(limit, '[' .. owner .. '\0', '(' .. owner .. '\4', extra) then return 'user' end
   local tenant = task.group and group_of(owner)

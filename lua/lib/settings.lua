@@ -5,6 +5,7 @@
 local SETTINGS = {
   max_attempts = 5,
   max_waiting = 0,
+  waiting_room = -1,  -- of a partition: its part of max_waiting
   keep_finished = 100000,
   keep_finished_ms = 604800000,
   keep_dead = 10000,
