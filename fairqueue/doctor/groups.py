@@ -12,6 +12,7 @@ from fairqueue.link.operation import Ask, Operation
 from fairqueue.link.owners import Owner
 from fairqueue.link.partitions import Partitioned, everywhere_numbered, partition_of
 from fairqueue.models import UNREADABLE
+from fairqueue.queue.waiting_room import PREFIX
 
 EXAMPLES = 5  # of users and tenants in a wrong partition
 MOST_WRONG = 10_000  # of them that are counted
@@ -78,7 +79,11 @@ class Groups(Partitioned):
         """Return the settings of the queue and the limits that operators have set."""
         keys = self.link.keys
         settings, limits = yield Ask(("HGETALL", keys["settings"]), ("HGETALL", keys["limits"]))
-        found: dict[str, Any] = {name: value.decode() for name, value in _pairs(settings)}
+        found: dict[str, Any] = {
+            name: value.decode()
+            for name, value in _pairs(settings)
+            if not name.startswith(PREFIX)
+        }
         for name, value in _pairs(limits):
             try:
                 read = json.loads(value)

@@ -51,7 +51,7 @@ FAILURE = {"error": "no", "timed_out": "", "report": '{"n":1}', "cost": "2.5"}
 
 def claim_arguments(op: str, limit: int) -> dict[str, Any]:
     """The arguments of a claim of tasks of any name."""
-    fixed = {"worker": "w", "lease_ms": 30_000, "place": "here", "names": "", "pools": ""}
+    fixed = {"worker": "w", "lease_ms": 30_000, "place": "here", "names": "", "pools": "", "floor": ""}
     return {"op": op, "limit": limit, **fixed}
 
 

@@ -9,7 +9,7 @@ import redis
 
 from fairqueue import Priority
 from fairqueue.clock import ManualClock
-from fairqueue.errors import AmbiguousTask
+from fairqueue.errors import AmbiguousTask, RedisUnavailable
 from fairqueue.link.partitions import partition_of
 from fairqueue.models import Task
 from fairqueue.queue import balance
@@ -146,7 +146,7 @@ def test_a_partition_that_was_out_of_reach_begins_where_the_others_are(queue: Ta
     fill(queue, [*A, *C], 100)
     serve(queue, 6)
     (known,) = queue._balances.values()  # type: ignore[attr-defined]
-    known.note_down(0)
+    known.note_down(0, RedisUnavailable("Redis did not answer"))
     known.partitions[0].down_until = float("inf")
     serve(queue, 120)
     known.partitions[0].down_until = known.asked_at = float("-inf")
@@ -215,7 +215,7 @@ def test_a_partition_that_did_not_answer_is_not_chosen_and_comes_back_as_one_tha
     known = Balance(2)
     known.note(0, b"1 =0", 1.0)
     known.note(1, b"8 =0", 1.0)
-    known.note_down(0)
+    known.note_down(0, RedisUnavailable("Redis did not answer"))
     assert (known.best(), known.askable()) == (1, [1])
     known.note(0, b"1 =0", 1.0)
     assert known.floors(0) == "8.0 0.0", "it was only away for a moment"
