@@ -18,6 +18,7 @@ from helpers.world import World
 from fairqueue.errors import InvalidTask, LeaseLost
 from fairqueue.models import Claim
 from fairqueue.queue.push import push_row
+from fairqueue.queue.claim import CLAIM_HEAD
 from fairqueue.queue.queue import TaskQueue
 
 
@@ -34,7 +35,7 @@ class Command:
 
 def tasks_in(answer: list[Any]) -> list[Any]:
     """What a claim answered but for the times: id, document, attempt and due time of each task."""
-    return [answer[i : i + 4] for i in range(4, len(answer), 4)]
+    return [answer[i : i + 4] for i in range(CLAIM_HEAD, len(answer), 4)]
 
 
 def held(world: World) -> Claim:
@@ -51,8 +52,8 @@ FAILURE = {"error": "no", "timed_out": "", "report": '{"n":1}', "cost": "2.5"}
 
 def claim_arguments(op: str, limit: int) -> dict[str, Any]:
     """The arguments of a claim of tasks of any name."""
-    fixed = {"worker": "w", "lease_ms": 30_000, "place": "here", "names": "", "pools": "", "floor": ""}
-    return {"op": op, "limit": limit, **fixed}
+    fixed = {"worker": "w", "lease_ms": 30_000, "place": "here", "names": "", "pools": ""}
+    return {"op": op, "limit": limit, "floor": "", **fixed}
 
 
 def command_of(name: str, world: World) -> Command:
