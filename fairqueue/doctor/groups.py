@@ -80,9 +80,7 @@ class Groups(Partitioned):
         keys = self.link.keys
         settings, limits = yield Ask(("HGETALL", keys["settings"]), ("HGETALL", keys["limits"]))
         found: dict[str, Any] = {
-            name: value.decode()
-            for name, value in _pairs(settings)
-            if not name.startswith(PREFIX)
+            name: value.decode() for name, value in _pairs(settings) if not name.startswith(PREFIX)
         }
         for name, value in _pairs(limits):
             try:

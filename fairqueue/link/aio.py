@@ -26,7 +26,7 @@ from redis.backoff import NoBackoff
 from redis.sentinel import SentinelConnectionPool
 
 from fairqueue.clock import Clock
-from fairqueue.errors import ConfigurationError, RedisRefused, kind_of
+from fairqueue.errors import ConfigurationError, RedisRefused, RedisUnavailable, kind_of
 from fairqueue.link import driver
 from fairqueue.link.cluster import ClusterAddress
 from fairqueue.link.dialer import NobodyThere, is_nobody, options_like
@@ -123,16 +123,25 @@ class AsyncLink(Driver):
                 else:
                     request = steps.send(answer)
         except StopIteration as end:
+            if not self.is_begun:  # scripts look for themselves
+                await self._refuse_partitions()
             return cast(Result, end.value)
         finally:
             if waiter is not None:
                 await waiter.close()
 
+    async def _refuse_partitions(self) -> None:
+        """As in the blocking driver."""
+        with suppress(RedisRefused, RedisUnavailable):
+            self.begin_with((await self._ask(Ask(("HGET", self.keys["fair"], "layout"))))[0])
+
     # --- requests ---------------------------------------------------------------------------------
 
     async def _call(self, call: Call) -> Any:
         prepared = self.command_of(call)
-        return await self._repeat(lambda: self._run_script(*prepared), call.timeout)
+        answer = await self._repeat(lambda: self._run_script(*prepared), call.timeout)
+        self.is_begun = True
+        return answer
 
     async def _together(self, request: Together) -> list[Any]:
         prepared = [self.command_of(call) for call in request.calls]

@@ -15,7 +15,7 @@ import redis
 from redis.connection import AbstractConnection
 
 from fairqueue.clock import Clock
-from fairqueue.errors import ConfigurationError, RedisRefused
+from fairqueue.errors import ConfigurationError, RedisRefused, RedisUnavailable
 from fairqueue.link.dialer import Dialer, disconnect
 from fairqueue.link.driver import (
     BROKEN,
@@ -245,10 +245,20 @@ class Link(Driver):
                     request = steps.send(answer)
         except StopIteration as end:
             result: Result = end.value
+            if not self.is_begun:  # scripts look for themselves
+                self._refuse_partitions()
             return result
         finally:
             if listener is not None:
                 listener.close()
+
+    def _refuse_partitions(self) -> None:
+        """After a first read: raise WrongPartitions if the queue has several partitions.
+
+        It would look empty. Scripts refuse it by themselves.
+        """
+        with suppress(RedisRefused, RedisUnavailable):
+            self.begin_with(self._ask(Ask(("HGET", self.keys["fair"], "layout")))[0])
 
     def run(
         self,
@@ -283,7 +293,9 @@ class Link(Driver):
 
     def _call(self, call: Call) -> Any:
         prepared = self.command_of(call)
-        return self._repeat(lambda: self._run_script(*prepared), call.timeout)
+        answer = self._repeat(lambda: self._run_script(*prepared), call.timeout)
+        self.is_begun = True
+        return answer
 
     def _together(self, request: Together) -> list[Any]:
         prepared = [self.command_of(call) for call in request.calls]

@@ -111,6 +111,15 @@ class Driver:
         """Whether a connection was ever made."""
         raise NotImplementedError
 
+    def begin_with(self, layout: bytes | None) -> None:
+        """Take note of the layout of a queue without partitions.
+
+        Raises WrongPartitions if it is that of a queue with several.
+        """
+        if layout and layout.startswith(STORED.encode()):
+            raise WrongPartitions(int(layout[len(STORED) :]), 1)
+        self.is_begun = True
+
     def full(self, keys: Iterable[str | bytes]) -> tuple[bytes, ...]:
         """The keys with these names; bytes are the key of a partition already."""
         return tuple(key if isinstance(key, bytes) else self.keys[key] for key in keys)

@@ -67,8 +67,9 @@ class WholeLink(Link):
     def join(self, parts: list[Link], record: Link) -> None:
         """Set the links of the partitions, and the one for the record of their number."""
         self.parts, self.record = tuple(parts), record
+        record.is_begun = True
         for part in parts:
-            part.whole = self
+            part.whole, part.is_begun = self, True
 
     def perform(self, steps: Operation[Result]) -> Result:
         """Run an operation, as `Link.perform`. Raises ConfigurationError for another number."""

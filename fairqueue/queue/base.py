@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from fairqueue.errors import ConfigurationError, RedisRefused, WrongPartitions
+from fairqueue.errors import ConfigurationError, RedisRefused
 from fairqueue.link.connection import Link
 from fairqueue.link.info import parse_info
-from fairqueue.link.keys import STORED, Keys
+from fairqueue.link.keys import Keys
 from fairqueue.link.operation import Ask, Call, Operation, operation
 from fairqueue.link.partitions import Partitioned, over_all
 from fairqueue.validation import check_seconds
@@ -56,8 +56,8 @@ class QueueBase(Partitioned):
         except RedisRefused:
             info = {}  # not permitted, or not supported: fakeredis
             (stored,) = yield Ask(layout, timeout=timeout)
-        if stored and stored.startswith(STORED.encode()):
-            raise WrongPartitions(int(stored[len(STORED) :]), 1)
+        if not self.link.whole.parts:
+            self.link.begin_with(stored)
         policy = info.get("maxmemory_policy", "noeviction")
         if policy.startswith("allkeys"):
             raise ConfigurationError(

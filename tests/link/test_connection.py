@@ -20,7 +20,8 @@ from redis.sentinel import Sentinel
 
 import fairqueue.worker.pool
 from fairqueue import Worker
-from fairqueue.errors import RedisRefused, RedisUnavailable
+from fairqueue.errors import RedisRefused, RedisUnavailable, WrongPartitions
+from fairqueue.history.runs import History
 from fairqueue.link import dialer as dialing
 from fairqueue.link import listener as listening
 from fairqueue.link.dialer import connection_maker
@@ -567,3 +568,26 @@ def test_a_connection_on_which_a_token_is_still_wanted_is_not_given_to_others(wo
     listener.close()
     assert world.queue.size() == 0
     assert cast(dict[str, int], world.redis.info("clients"))["blocked_clients"] == 0
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda queue: queue.size(),
+        lambda queue: queue.get("t"),
+        lambda queue: queue.settings(),
+        lambda queue: History(queue).find(["t"]),
+        lambda queue: queue.push(make_task("ann")),
+    ],
+)
+def test_a_client_without_partitions_is_refused_by_a_queue_that_has_some(
+    redis_client: redis.Redis, read: Callable[[TaskQueue], object]
+) -> None:
+    """It would see an empty queue."""
+    with TaskQueue(redis_client, "parts", partitions=2) as whole:
+        whole.push(make_task("ann", "t"))
+        with TaskQueue(redis_client, "parts") as plain:
+            for _ in range(2):
+                with pytest.raises(WrongPartitions, match="has 2 partitions"):
+                    read(plain)
+        whole.destroy()

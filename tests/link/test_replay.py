@@ -17,8 +17,8 @@ from helpers.world import World
 
 from fairqueue.errors import InvalidTask, LeaseLost
 from fairqueue.models import Claim
-from fairqueue.queue.push import push_row
 from fairqueue.queue.claim import CLAIM_HEAD
+from fairqueue.queue.push import push_row
 from fairqueue.queue.queue import TaskQueue
 
 
