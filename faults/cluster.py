@@ -1,36 +1,42 @@
 """Storms on a real cluster: nodes die, freeze, come and go, slots move, and nothing may be lost.
 
-`python -m faults cluster` runs both kinds. `kept`: nodes without replicas that write each change to
+`python -m faults cluster` runs all kinds. `kept`: nodes without replicas that write each change to
 disk before they answer; they are killed and restarted, frozen, added and removed, and slots move
 under load, in one step and key by key. Then nothing that was acknowledged may be lost or doubled.
 `failover`: each primary has a replica that takes over when it is killed. Replication is
 asynchronous, so acknowledged changes may be lost; how many is measured, and what is left has to be
-consistent. Workers are killed in both.
+consistent. `loss`: acknowledged changes are lost for certain, because a replica takes over that got
+nothing for a while, or because its primary was cut off from the other nodes, but not from clients.
+In all of them, workers and schedulers are killed and frozen, and clients are cut off from a node.
 """
 
-import argparse
 import json
-import os
 import random
+import re
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Self
 
 import redis
+from prometheus_client import CollectorRegistry
 
+from fairqueue.clock import from_ms
+from fairqueue.doctor import OK, Records
 from fairqueue.errors import EmbeddedServerError, FairQueueError, LeaseLost, RedisUnavailable
 from fairqueue.link.partitions import partition_of
-from fairqueue.models import Task
+from fairqueue.models import ScheduledTask, Task
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.runtime.cluster import EmbeddedCluster, EmbeddedNode
+from fairqueue.scheduler.scheduler import TaskScheduler
+from faults.cuts import Bus, cut_client, keep_from_copying, obey_cuts
 from faults.journal import Journal, read_journals
+from faults.nursery import Nursery
 
 PARTITIONS = 8
 PRIMARIES = 3
@@ -39,13 +45,30 @@ BATCH = 10  # tasks of a push
 NODE_TIMEOUT_S = 1.0
 LEASE_S = 5.0
 DRAIN_S = 90.0
-KINDS = ("kept", "failover")
-SECONDS = {"short": 12.0, "long": 90.0}  # of faults, for each kind
+TERM_S = 2.0  # of a leader of schedules
+CATCH_UP_S = 40.0
+KINDS = ("kept", "failover", "loss")
+SECONDS = {"short": 6.0, "long": 90.0}  # of faults, for each kind
+# Who has a schedule of every second, so that each partition has some.
+SCHEDULED = range(24)
+_FIRE = re.compile(r"^every-(\d+):(\d{12,})$")
 
 
 def tenant_of(number: int) -> str:
     """Whose task has a number. Those of one push have the same tenant, so only a node matters."""
     return f"tenant-{number // BATCH % TENANTS}"
+
+
+def is_fire(task_id: str) -> bool:
+    """Whether it is the id of a fire time of one of the schedules: a whole second."""
+    fire = _FIRE.match(task_id)
+    return fire is not None and int(fire[1]) in SCHEDULED and int(fire[2]) % 1000 == 0
+
+
+def owner_of(task_id: str) -> str:
+    """Whose task has an id, pushed or fired."""
+    fire = _FIRE.match(task_id)
+    return f"tenant-{fire[1]}" if fire else tenant_of(int(task_id.rpartition(".")[2]))
 
 
 # --- actors: processes that write down what they do ----------------------------------------------
@@ -97,42 +120,82 @@ def work(url: str, journal: Journal, name: str, stop: Callable[[], bool]) -> Non
                     break
 
 
-ROLES = {"producer": produce, "worker": work}
+def schedule(url: str, journal: Journal, name: str, stop: Callable[[], bool]) -> None:
+    """Lead partitions, or wait for the leader to go, as a scheduler of an application would."""
+    queue = TaskQueue.from_url(url, partitions=PARTITIONS, timeout=3.0)
+    scheduler: TaskScheduler | None = None
+    while scheduler is None and not stop():
+        with suppress(FairQueueError):
+            scheduler = TaskScheduler(
+                queue, name, check_interval=0.2, lock_timeout=TERM_S, registry=CollectorRegistry()
+            )
+    if scheduler is not None:
+        scheduler.start()
+        while not stop():
+            time.sleep(0.05)
+        scheduler.stop()
+
+
+ROLES = {"producer": produce, "worker": work, "scheduler": schedule}
+CREW = {"producer": 3, "worker": 3, "scheduler": 3}
 
 
 class Actors:
     """The processes of a storm."""
 
-    def __init__(self, url: str, folder: Path) -> None:
-        self._url, self._folder = url, folder
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+    def __init__(self, nursery: Nursery, url: str, folder: Path) -> None:
+        self._nursery, self._url, self._folder = nursery, url, folder
+        self._running: dict[str, int] = {}  # process ids
+        self._frozen: dict[str, float] = {}  # until when
         self._started = 0
 
     def start(self, role: str) -> str:
         """Start another process of a role; its name."""
         name = f"{role}-{self._started}"
         self._started += 1
-        command = [sys.executable, "-m", "faults.cluster", role, self._url, str(self._folder), name]
-        self._running[name] = subprocess.Popen(command)
+        setting = {"url": self._url, "folder": str(self._folder), "name": name}
+        self._running[name] = self._nursery.start(role, setting)
         return name
 
     def kill_one(self, role: str, chance: random.Random) -> None:
         """Kill a process of a role without notice, and start another one."""
-        names = [name for name in self._running if name.startswith(role)]
-        process = self._running.pop(chance.choice(names))
-        process.kill()
-        process.wait()
+        name = self.any(role, chance)
+        self._frozen.pop(name, None)
+        self._kill(name)
         self.start(role)
+
+    def any(self, role: str, chance: random.Random) -> str:
+        """The name of a process of a role."""
+        return chance.choice([name for name in self._running if name.startswith(role)])
+
+    def freeze(self, name: str, seconds: float) -> None:
+        """Stop a process without ending it; `thaw` lets it go on after this time."""
+        self._nursery.signal(self._running[name], signal.SIGSTOP)
+        self._frozen[name] = time.monotonic() + seconds
+
+    def thaw(self, *, all_of_them: bool = False) -> None:
+        """Let those go on whose time is over."""
+        for name, until in list(self._frozen.items()):
+            if all_of_them or time.monotonic() >= until:
+                self._nursery.signal(self._running[name], signal.SIGCONT)
+                del self._frozen[name]
+
+    def cut(self, name: str, port: int, seconds: float) -> None:
+        """Let a process not reach a port for some time."""
+        cut_client(self._folder, name, port, seconds)
 
     def stop(self, role: str) -> None:
         """Ask all processes of a role to end, and wait for them."""
+        self.thaw(all_of_them=True)
         for name in [name for name in self._running if name.startswith(role)]:
-            process = self._running.pop(name)
-            process.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(20.0)
-            process.kill()
-            process.wait()
+            self._nursery.signal(self._running[name], signal.SIGTERM)
+            self._nursery.wait(self._running[name], 20.0)
+            self._kill(name)
+
+    def _kill(self, name: str) -> None:
+        pid = self._running.pop(name)
+        self._nursery.signal(pid, signal.SIGKILL)
+        self._nursery.wait(pid)
 
 
 # --- faults ---------------------------------------------------------------------------------------
@@ -148,13 +211,17 @@ class Weather:
         self._chance = random.Random(seed)  # so that a storm can be repeated
         self._kind = kind
         self._added: list[EmbeddedNode] = []
+        self._bus = Bus(cluster.nodes) if kind == "loss" else None
         self.faults: Counter[str] = Counter()
 
     def blow(self, seconds: float) -> None:
         """Inject faults for some time, each kind at least once; then all nodes run again."""
-        acts = [self._kill, self._freeze, self._move, self._move_keys, self._grow, self._worker]
-        if self._kind == "failover":
-            acts = [self._kill, self._freeze, self._fail_over, self._move, self._worker]
+        acts = {
+            "kept": [self._kill, self._freeze, self._move, self._move_keys, self._grow],
+            "failover": [self._kill, self._freeze, self._fail_over, self._move],
+            "loss": [self._kill_before_it_copies, self._cut_off_primary],
+        }[self._kind]
+        acts += [self._worker, self._scheduler, self._freeze_client, self._cut_client]
         until, round_of = time.monotonic() + seconds, list(acts)
         while round_of or time.monotonic() < until:
             round_of = round_of or list(acts)
@@ -167,8 +234,14 @@ class Weather:
                 self.faults[act.__name__[1:]] += 1
             self._calm()
             time.sleep(self._chance.uniform(0.2, 0.8))
+        self._actors.thaw(all_of_them=True)
         for node in self._added:
             self._cluster.remove(node)
+
+    def close(self) -> None:
+        """End what it has put into the network."""
+        if self._bus is not None:
+            self._bus.close()
 
     def _calm(self) -> None:
         """Let all nodes run again, and wait until the cluster works."""
@@ -178,6 +251,7 @@ class Weather:
             if not node.is_running:
                 node.restart()
         self._cluster.wait()
+        self._actors.thaw()
 
     def _primary(self) -> EmbeddedNode:
         return self._cluster.owner(self._chance.choice(self._slots))
@@ -234,6 +308,51 @@ class Weather:
     def _worker(self) -> None:
         self._actors.kill_one("worker", self._chance)
 
+    def _scheduler(self) -> None:
+        self._actors.kill_one("scheduler", self._chance)
+
+    def _client(self) -> str:
+        return self._actors.any(self._chance.choice((*CREW, "scheduler")), self._chance)
+
+    def _freeze_client(self) -> None:
+        self._actors.freeze(self._client(), self._chance.uniform(0.5, 2.5) * TERM_S)
+
+    def _cut_client(self) -> None:
+        self._actors.cut(self._client(), self._primary().port, self._chance.uniform(1.0, 6.0))
+
+    # --- that lose what was acknowledged ----------------------------------------------------------
+
+    def _kill_before_it_copies(self) -> None:
+        """Kill a primary whose replica has got nothing for a moment, and let that take over."""
+        primary = self._primary()
+        replica = self._cluster.replicas_of(primary)[0]
+        let_copy = keep_from_copying(primary, replica)
+        try:
+            time.sleep(self._chance.uniform(0.1, 1.0))
+            primary.kill()
+            self._await_promotion(replica)
+        finally:
+            let_copy()
+
+    def _cut_off_primary(self) -> None:
+        """Cut a primary off from the other nodes, its replica too, and not from the clients."""
+        primary = self._primary()
+        replica = self._cluster.replicas_of(primary)[0]
+        assert self._bus is not None
+        let_copy = keep_from_copying(primary, replica)
+        self._bus.cut_off(primary)
+        try:
+            self._await_promotion(replica)
+            time.sleep(self._chance.uniform(0.0, 1.0))
+        finally:
+            self._bus.heal()
+            let_copy()
+
+    def _await_promotion(self, replica: EmbeddedNode) -> None:
+        until = time.monotonic() + 15.0
+        while not replica.is_primary and time.monotonic() < until:
+            time.sleep(0.05)
+
 
 # --- the judgement --------------------------------------------------------------------------------
 
@@ -253,6 +372,11 @@ class Verdict:
     misplaced: int = 0  # in a partition where its group does not belong, or in two
     unfinished: int = 0  # left when nothing more happened
     inconsistent: int = 0  # a partition whose structures disagree
+    fires: int = 0  # fire times that were enqueued
+    missed: int = 0  # fire times that are recorded as missed
+    unfired: int = 0  # schedules whose fire times do not add up to these, or that stopped
+    undone_fires: int = 0  # ran, and are not among the tasks any more
+    run_again: int = 0  # runs of tasks, fired ones too, that had run before
     faults: dict[str, int] = field(default_factory=dict)
     details: list[str] = field(default_factory=list)
 
@@ -260,23 +384,40 @@ class Verdict:
     def violations(self) -> int:
         """What may not be. A failover may lose acknowledged changes, and do them again."""
         always = self.unexpected + self.misplaced + self.unfinished + self.inconsistent
-        return always + (0 if self.kind == "failover" else self.lost + self.undone + self.doubled)
+        if self.kind == "kept":
+            always += self.lost + self.undone + self.doubled + self.undone_fires
+        return always + self.unfired
+
+
+@dataclass
+class _Told:
+    """What is in the journals."""
+
+    intended: set[str] = field(default_factory=set)
+    pushed: set[str] = field(default_factory=set)
+    ran: Counter[str] = field(default_factory=Counter)
+    done: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def read(cls, folder: Path, verdict: Verdict) -> Self:
+        told = cls()
+        for actor, (word, what, *more) in read_journals(folder):
+            if word == "intent":
+                told.intended |= set(what)
+            elif word == "pushed":
+                told.pushed |= set(what)
+            elif word == "ran":
+                told.ran[what] += 1
+            elif word == "done":
+                told.done[what] += 1
+            elif word == "refused":
+                verdict.details.append(f"{actor}: {what} {more}")
+        return told
 
 
 def judge(queue: TaskQueue, folder: Path, verdict: Verdict) -> None:
     """Compare the journals with the contents of all partitions."""
-    intended: set[str] = set()
-    pushed: set[str] = set()
-    done: Counter[str] = Counter()
-    for actor, (word, what, *more) in read_journals(folder):
-        if word == "intent":
-            intended |= set(what)
-        elif word == "pushed":
-            pushed |= set(what)
-        elif word == "done":
-            done[what] += 1
-        elif word == "refused":
-            verdict.details.append(f"{actor}: {what} {more}")
+    told = _Told.read(folder, verdict)
     places: Counter[str] = Counter()
     finished: set[str] = set()
     for part in queue.link.parts:
@@ -292,28 +433,95 @@ def judge(queue: TaskQueue, folder: Path, verdict: Verdict) -> None:
             running += record["state"] == "running"
             if record["state"] == "finished":
                 finished.add(task_id)
-            number = int(task_id.rpartition(".")[2])
-            belongs = partition_of("", tenant_of(number), PARTITIONS)
+            belongs = partition_of("", owner_of(task_id), PARTITIONS)
             verdict.misplaced += belongs != part.keys.partition
         verdict.inconsistent += running != leases or backlog != 0
-    verdict.acknowledged, verdict.finished = len(pushed), len(finished)
-    verdict.lost = len(pushed - finished)
-    verdict.undone = len(set(done) - finished)
-    verdict.doubled = sum(1 for count in done.values() if count > 1)
-    verdict.unexpected = len(set(places) - intended)
+    verdict.acknowledged = len(told.pushed)
+    verdict.finished = len([task_id for task_id in finished if not _FIRE.match(task_id)])
+    verdict.lost = len(told.pushed - finished)
+    verdict.undone = len(set(told.done) - finished)
+    verdict.doubled = sum(1 for count in told.done.values() if count > 1)
+    fires = {task_id for task_id in places if is_fire(task_id)}
+    verdict.fires = len(fires)
+    verdict.unexpected = len(set(places) - told.intended - fires)
+    verdict.undone_fires = len({each for each in told.ran if is_fire(each)} - fires)
+    verdict.run_again = told.ran.total() - len(told.ran)
     verdict.misplaced += sum(1 for count in places.values() if count > 1)
-    for task_id in sorted(pushed - finished)[:5]:
+    for task_id in sorted(told.pushed - finished)[:5]:
         verdict.details.append(f"lost: {task_id}")
+
+
+def judge_schedules(queue: TaskQueue, verdict: Verdict) -> None:
+    """Check that each fire time was enqueued or is recorded as missed, over all partitions."""
+    there = Counter[str]()
+    for part in queue.link.parts:
+        (names,) = part.ask(("HKEYS", part.keys["status"]))
+        there.update(fire[1] for name in names if (fire := _FIRE.match(name.decode())))
+    schedules = _schedules(queue)
+    for number in SCHEDULED:
+        schedule = schedules.get(f"every-{number}")
+        if schedule is None or schedule.last_run is None:
+            verdict.unfired += 1
+            verdict.details.append(f"every-{number} is gone, or has never fired")
+            continue
+        first = schedule.created_at.replace(microsecond=0)  # it fires from the next second on
+        moments = round((schedule.last_run - first).total_seconds())
+        runs, missed = schedule.run_count, schedule.missed_count
+        verdict.missed += missed
+        if runs != there[str(number)] or runs + missed != moments:
+            verdict.unfired += 1
+            verdict.details.append(
+                f"every-{number}: {moments} moments, {runs} fired, {missed} missed, "
+                f"{there[str(number)]} tasks"
+            )
+
+
+def judge_structures(queue: TaskQueue, verdict: Verdict) -> None:
+    """Compare every index and count of all partitions with the records."""
+    for finding in Records(queue.link, fix=False).compare():
+        if finding.level != OK:
+            verdict.inconsistent += 1
+            verdict.details.append(f"{finding.check}: {finding.text}")
+
+
+def _schedules(queue: TaskQueue) -> dict[str, ScheduledTask]:
+    scheduler = TaskScheduler(queue, "checker", registry=CollectorRegistry())
+    return {each.schedule_id: each for each in scheduler.list_schedules(limit=1000)}
+
+
+def _catch_up(queue: TaskQueue) -> None:
+    """Wait until each schedule has fired again, so that each partition has a leader."""
+    since, until = from_ms(queue.link.now_ms()), time.monotonic() + CATCH_UP_S
+    while time.monotonic() < until:
+        with suppress(FairQueueError):
+            moments = [each.last_run for each in _schedules(queue).values()]
+            if all(moment is not None and moment >= since for moment in moments):
+                return
+        time.sleep(0.2)
+    raise TimeoutError(f"a schedule has not fired for {CATCH_UP_S:g} s after the last fault")
+
+
+def add_schedules(queue: TaskQueue) -> None:
+    """Add the schedules, which fire each second."""
+    TaskScheduler(queue, registry=CollectorRegistry()).add_schedules(
+        {
+            "cron_expr": "* * * * * *",
+            "user_id": "clock",
+            "tenant": f"tenant-{number}",
+            "schedule_id": f"every-{number}",
+        }
+        for number in SCHEDULED
+    )
 
 
 def run_cluster_storm(kind: str, seed: int, seconds: float) -> Verdict:
     """Run a storm of a kind on a cluster of its own, and judge what is left."""
     verdict = Verdict(kind, seed)
-    options = {"kept": (0, "always"), "failover": (1, "everysec")}
-    replicas, fsync = options[kind]
+    replicas, fsync = (0, "always") if kind == "kept" else (1, "everysec")
     config = {"cluster-require-full-coverage": "no"}
     with (
         tempfile.TemporaryDirectory() as place,
+        Nursery("faults.cluster") as nursery,
         EmbeddedCluster.start(
             PRIMARIES,
             replicas,
@@ -326,20 +534,26 @@ def run_cluster_storm(kind: str, seed: int, seconds: float) -> Verdict:
     ):
         folder = Path(place)
         queue.configure(keep_finished=1_000_000, max_attempts=1000)
-        actors = Actors(cluster.url, folder)
-        for role in ("producer", "producer", "producer", "worker", "worker", "worker"):
-            actors.start(role)
-        try:
-            slots = [part.keys.slot for part in queue.link.parts]
-            weather = Weather(cluster, slots, actors, seed, kind)
-            weather.blow(seconds)
-            verdict.faults = dict(weather.faults)
-            actors.stop("producer")
-            verdict.unfinished = _drain(queue)
-        finally:
-            actors.stop("producer")
-            actors.stop("worker")
-        judge(queue, folder, verdict)
+        add_schedules(queue)
+        actors = Actors(nursery, cluster.url, folder)
+        for role, count in CREW.items():
+            for _ in range(count):
+                actors.start(role)
+        slots = [part.keys.slot for part in queue.link.parts]
+        with closing(Weather(cluster, slots, actors, seed, kind)) as weather:
+            try:
+                weather.blow(seconds)
+                verdict.faults = dict(weather.faults)
+                actors.stop("producer")
+                _catch_up(queue)
+                actors.stop("scheduler")
+                verdict.unfinished = _drain(queue)
+            finally:
+                for role in CREW:
+                    actors.stop(role)
+            judge(queue, folder, verdict)
+            judge_schedules(queue, verdict)
+            judge_structures(queue, verdict)
     return verdict
 
 
@@ -355,7 +569,7 @@ def _drain(queue: TaskQueue) -> int:
 
 
 def run(form: str, seed: int, seconds: float | None = None) -> list[Verdict]:
-    """Run both kinds of storm, and print what came of them."""
+    """Run all kinds of storm, and print what came of them."""
     verdicts = []
     for kind in KINDS:
         verdict = run_cluster_storm(kind, seed, SECONDS[form] if seconds is None else seconds)
@@ -364,22 +578,11 @@ def run(form: str, seed: int, seconds: float | None = None) -> list[Verdict]:
     return verdicts
 
 
-def _act() -> None:
+def act(role: str, setting: dict[str, str]) -> None:
     """Be an actor, until SIGTERM."""
-    parser = argparse.ArgumentParser(prog="python -m faults.cluster")
-    parser.add_argument("role", choices=sorted(ROLES))
-    parser.add_argument("url")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("name")
-    options = parser.parse_args()
     is_over: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: is_over.append(number))
-    parent = os.getppid()
-    journal = Journal(options.folder / f"{options.name}.journal")
-    ROLES[options.role](
-        options.url, journal, options.name, lambda: bool(is_over) or os.getppid() != parent
-    )
-
-
-if __name__ == "__main__":
-    _act()
+    folder, name = Path(setting["folder"]), setting["name"]
+    obey_cuts(folder, name)
+    journal = Journal(folder / f"{name}.journal")
+    ROLES[role](setting["url"], journal, name, lambda: bool(is_over))

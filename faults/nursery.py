@@ -5,6 +5,7 @@ ends. The harness talks to it in JSON lines.
 """
 
 import ctypes
+import importlib
 import json
 import logging
 import os
@@ -22,11 +23,14 @@ ANSWER_S = 60.0
 class Nursery:
     """The harness's end: start, signal and await actors. May be used by many threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "faults.roles") -> None:
+        """Start it; `act` of the module is what actors do."""
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "faults.nursery"], stdin=theirs.fileno(), close_fds=True
+                [sys.executable, "-m", "faults.nursery", module],
+                stdin=theirs.fileno(),
+                close_fds=True,
             )
         self._answers: dict[int, Any] = {}
         self._ended: dict[int, int] = {}
@@ -83,11 +87,11 @@ class Nursery:
                     self._news.notify_all()
 
 
-def _serve() -> None:
+def _serve(module: str) -> None:
     """Fork, signal and reap until the harness closes the connection."""
     from fairqueue.link.scripts import load_script, script_names
-    from faults.roles import act
 
+    act = importlib.import_module(module).act
     for name in script_names():
         load_script(
             name
@@ -168,4 +172,4 @@ def _tell(harness: socket.socket, kind: str, key: int, value: Any) -> None:
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(sys.argv[1])
