@@ -339,6 +339,7 @@ class Weather:
         primary = self._primary()
         replica = self._cluster.replicas_of(primary)[0]
         assert self._bus is not None
+        self._bus.join()
         let_copy = keep_from_copying(primary, replica)
         self._bus.cut_off(primary)
         try:
@@ -350,7 +351,9 @@ class Weather:
 
     def _await_promotion(self, replica: EmbeddedNode) -> None:
         until = time.monotonic() + 15.0
-        while not replica.is_primary and time.monotonic() < until:
+        while not replica.is_primary:
+            if time.monotonic() > until:
+                raise EmbeddedServerError(f"{replica} does not take over")
             time.sleep(0.05)
 
 

@@ -99,32 +99,44 @@ class Bus:
     """
 
     def __init__(self, nodes: tuple[EmbeddedNode, ...]) -> None:
-        """Put it between nodes that know each other."""
+        """Open a port for each node; `join` puts them to use."""
         self._doors: dict[socket.socket, tuple[str, int]] = {}
         self._links: dict[socket.socket, tuple[socket.socket, str, str]] = {}
-        self._names: dict[str, str] = {}
+        self._nodes, self._addresses, self._ports = nodes, dict[str, str](), dict[str, int]()
         self._cut = ""
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        ports = {}
         for i, node in enumerate(nodes):
-            address = f"127.0.0.{10 + i}"
-            self._names[address] = node.id
-            node.ask("CONFIG", "SET", "bind-source-addr", address)
             door = socket.create_server((HOST, 0), backlog=100)
             real = int(node.ask("CONFIG", "GET", "cluster-port")[1])
             self._doors[door] = (node.id, real)
-            ports[node.id] = door.getsockname()[1]
+            self._addresses[f"127.0.0.{10 + i}"] = node.id
+            self._ports[node.id] = door.getsockname()[1]
         self._thread = threading.Thread(target=self._carry, daemon=True)
         self._thread.start()
-        for node in nodes:
-            node.ask("CONFIG", "SET", "cluster-announce-bus-port", ports[node.id])
 
-    def is_between(self, nodes: tuple[EmbeddedNode, ...]) -> bool:
-        """Whether all nodes are linked through it."""
+    def join(self, timeout: float = 15.0) -> None:
+        """Let all nodes go through it, also those that were started again.
+
+        Raises TimeoutError if they do not.
+        """
+        for node, address in zip(self._nodes, self._addresses, strict=True):
+            node.ask("CONFIG", "SET", "bind-source-addr", address)
+            node.ask("CONFIG", "SET", "cluster-announce-bus-port", self._ports[node.id])
+        until = time.monotonic() + timeout
+        while not self._is_between():
+            if time.monotonic() > until:
+                raise TimeoutError("the nodes do not connect through the ports that they announce")
+            time.sleep(LOOK_S)
+
+    def _is_between(self) -> bool:
+        """Whether each node is linked to each other one; closes links of before its address."""
         with self._lock:
+            for sock, (_, source, _target) in list(self._links.items()):
+                if not source:
+                    self._close(sock)
             linked = {(source, target) for _, source, target in self._links.values()}
-        return all((a.id, b.id) in linked for a in nodes for b in nodes if a is not b)
+        return all((a.id, b.id) in linked for a in self._nodes for b in self._nodes if a is not b)
 
     def cut_off(self, node: EmbeddedNode) -> None:
         """Let nothing pass from or to a node any more."""
@@ -165,7 +177,7 @@ class Bus:
     def _accept(self, door: socket.socket) -> None:
         target, port = self._doors[door]
         sock, peer = door.accept()
-        source = self._names.get(peer[0], "")
+        source = self._addresses.get(peer[0], "")
         try:
             other = socket.create_connection((HOST, port), 1.0)
         except OSError:
