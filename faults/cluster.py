@@ -17,7 +17,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -48,7 +48,7 @@ DRAIN_S = 90.0
 TERM_S = 2.0  # of a leader of schedules
 CATCH_UP_S = 40.0
 KINDS = ("kept", "failover", "loss")
-SECONDS = {"short": 6.0, "long": 90.0}  # of faults, for each kind
+SECONDS = {"short": 4.0, "long": 90.0}  # of faults, for each kind
 # Who has a schedule of every second, so that each partition has some.
 SCHEDULED = range(24)
 _FIRE = re.compile(r"^every-(\d+):(\d{12,})$")
@@ -92,7 +92,7 @@ def produce(url: str, journal: Journal, name: str, stop: Callable[[], bool]) -> 
                 break
             except FairQueueError:
                 time.sleep(0.1)
-        journal.note("pushed", ids)
+        journal.note("pushed", ids, time.monotonic())
         time.sleep(0.02)
 
 
@@ -201,6 +201,15 @@ class Actors:
 # --- faults ---------------------------------------------------------------------------------------
 
 
+@dataclass
+class Takeover:
+    """A change of the primary that loses writes: how, and when (`time.monotonic`)."""
+
+    how: str
+    begun: float
+    ended: float = 0.0
+
+
 class Weather:
     """Does things to a cluster, one after the other; `faults` counts them."""
 
@@ -213,6 +222,7 @@ class Weather:
         self._added: list[EmbeddedNode] = []
         self._bus = Bus(cluster.nodes) if kind == "loss" else None
         self.faults: Counter[str] = Counter()
+        self.takeovers: list[Takeover] = []
 
     def blow(self, seconds: float) -> None:
         """Inject faults for some time, each kind at least once; then all nodes run again."""
@@ -233,7 +243,7 @@ class Weather:
             else:
                 self.faults[act.__name__[1:]] += 1
             self._calm()
-            time.sleep(self._chance.uniform(0.2, 0.8))
+            time.sleep(self._chance.uniform(0.1, 0.4))
         self._actors.thaw(all_of_them=True)
         for node in self._added:
             self._cluster.remove(node)
@@ -326,12 +336,14 @@ class Weather:
         """Kill a primary whose replica has got nothing for a moment, and let that take over."""
         primary = self._primary()
         replica = self._cluster.replicas_of(primary)[0]
+        self.takeovers.append(Takeover("killed", time.monotonic()))
         let_copy = keep_from_copying(primary, replica)
         try:
             time.sleep(self._chance.uniform(0.1, 1.0))
             primary.kill()
             self._await_promotion(replica)
         finally:
+            self.takeovers[-1].ended = time.monotonic()
             let_copy()
 
     def _cut_off_primary(self) -> None:
@@ -340,6 +352,7 @@ class Weather:
         replica = self._cluster.replicas_of(primary)[0]
         assert self._bus is not None
         self._bus.join()
+        self.takeovers.append(Takeover("cut off", time.monotonic()))
         let_copy = keep_from_copying(primary, replica)
         self._bus.cut_off(primary)
         try:
@@ -347,6 +360,7 @@ class Weather:
             time.sleep(self._chance.uniform(0.0, 1.0))
         finally:
             self._bus.heal()
+            self.takeovers[-1].ended = time.monotonic()
             let_copy()
 
     def _await_promotion(self, replica: EmbeddedNode) -> None:
@@ -369,6 +383,7 @@ class Verdict:
     acknowledged: int = 0
     finished: int = 0
     lost: int = 0  # acknowledged, and not among the tasks that have ended
+    lost_by: dict[str, list[int]] = field(default_factory=dict)  # in each takeover
     undone: int = 0  # acknowledged as finished, and not finished any more
     doubled: int = 0  # acknowledged as finished more than once
     unexpected: int = 0  # never pushed
@@ -397,7 +412,7 @@ class _Told:
     """What is in the journals."""
 
     intended: set[str] = field(default_factory=set)
-    pushed: set[str] = field(default_factory=set)
+    pushed: dict[str, float] = field(default_factory=dict)  # task id -> when it was acknowledged
     ran: Counter[str] = field(default_factory=Counter)
     done: Counter[str] = field(default_factory=Counter)
 
@@ -408,7 +423,7 @@ class _Told:
             if word == "intent":
                 told.intended |= set(what)
             elif word == "pushed":
-                told.pushed |= set(what)
+                told.pushed |= dict.fromkeys(what, *more)
             elif word == "ran":
                 told.ran[what] += 1
             elif word == "done":
@@ -418,7 +433,9 @@ class _Told:
         return told
 
 
-def judge(queue: TaskQueue, folder: Path, verdict: Verdict) -> None:
+def judge(
+    queue: TaskQueue, folder: Path, verdict: Verdict, takeovers: Sequence[Takeover] = ()
+) -> None:
     """Compare the journals with the contents of all partitions."""
     told = _Told.read(folder, verdict)
     places: Counter[str] = Counter()
@@ -441,7 +458,7 @@ def judge(queue: TaskQueue, folder: Path, verdict: Verdict) -> None:
         verdict.inconsistent += running != leases or backlog != 0
     verdict.acknowledged = len(told.pushed)
     verdict.finished = len([task_id for task_id in finished if not _FIRE.match(task_id)])
-    verdict.lost = len(told.pushed - finished)
+    verdict.lost = len(told.pushed.keys() - finished)
     verdict.undone = len(set(told.done) - finished)
     verdict.doubled = sum(1 for count in told.done.values() if count > 1)
     fires = {task_id for task_id in places if is_fire(task_id)}
@@ -450,7 +467,11 @@ def judge(queue: TaskQueue, folder: Path, verdict: Verdict) -> None:
     verdict.undone_fires = len({each for each in told.ran if is_fire(each)} - fires)
     verdict.run_again = told.ran.total() - len(told.ran)
     verdict.misplaced += sum(1 for count in places.values() if count > 1)
-    for task_id in sorted(told.pushed - finished)[:5]:
+    for each in takeovers:
+        times = [told.pushed[task_id] for task_id in told.pushed.keys() - finished]
+        count = sum(each.begun <= moment <= each.ended + 1.0 for moment in times)
+        verdict.lost_by.setdefault(each.how, []).append(count)
+    for task_id in sorted(told.pushed.keys() - finished)[:5]:
         verdict.details.append(f"lost: {task_id}")
 
 
@@ -554,7 +575,7 @@ def run_cluster_storm(kind: str, seed: int, seconds: float) -> Verdict:
             finally:
                 for role in CREW:
                     actors.stop(role)
-            judge(queue, folder, verdict)
+            judge(queue, folder, verdict, weather.takeovers)
             judge_schedules(queue, verdict)
             judge_structures(queue, verdict)
     return verdict

@@ -18,6 +18,7 @@ from faults.cluster import (
     KINDS,
     PARTITIONS,
     SCHEDULED,
+    Takeover,
     Verdict,
     add_schedules,
     judge,
@@ -48,7 +49,7 @@ def test_what_is_lost_doubled_or_misplaced_is_noticed(
         for n, task_id in enumerate(ids[:4]):
             queue.push(Task.create(user_id="ann", tenant=tenant_of(n), task_id=task_id))
         journal.note("intent", ids)
-        journal.note("pushed", ids)
+        journal.note("pushed", ids, 1.5)
         claims = queue.claim("w", 3)
         for claim in claims:
             queue.finish(claim)
@@ -62,7 +63,10 @@ def test_what_is_lost_doubled_or_misplaced_is_noticed(
         redis_client.hset(elsewhere.keys["status"], left.task.task_id, record)
         redis_client.hset(home.keys["status"], "stranger.0", json.dumps({"state": "finished"}))
         verdict = Verdict("kept", 0)
-        judge(queue, tmp_path, verdict)
+        judge(
+            queue, tmp_path, verdict, [Takeover("killed", 1.0, 2.0), Takeover("killed", 5.0, 6.0)]
+        )
+    assert verdict.lost_by == {"killed": [2, 0]}
     assert (verdict.acknowledged, verdict.finished) == (5, 4)
     assert (verdict.lost, verdict.undone, verdict.doubled) == (2, 1, 1)
     assert (verdict.unexpected, verdict.misplaced, verdict.inconsistent) == (1, 2, 1)
