@@ -16,6 +16,7 @@ import re
 import signal
 import tempfile
 import time
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -203,11 +204,10 @@ class Actors:
 
 @dataclass
 class Takeover:
-    """A change of the primary that loses writes: how, and when (`time.monotonic`)."""
+    """A change of the primary that loses writes: how, and since when (`time.monotonic`)."""
 
     how: str
     begun: float
-    ended: float = 0.0
 
 
 class Weather:
@@ -343,7 +343,6 @@ class Weather:
             primary.kill()
             self._await_promotion(replica)
         finally:
-            self.takeovers[-1].ended = time.monotonic()
             let_copy()
 
     def _cut_off_primary(self) -> None:
@@ -360,7 +359,6 @@ class Weather:
             time.sleep(self._chance.uniform(0.0, 1.0))
         finally:
             self._bus.heal()
-            self.takeovers[-1].ended = time.monotonic()
             let_copy()
 
     def _await_promotion(self, replica: EmbeddedNode) -> None:
@@ -467,10 +465,10 @@ def judge(
     verdict.undone_fires = len({each for each in told.ran if is_fire(each)} - fires)
     verdict.run_again = told.ran.total() - len(told.ran)
     verdict.misplaced += sum(1 for count in places.values() if count > 1)
-    for each in takeovers:
-        times = [told.pushed[task_id] for task_id in told.pushed.keys() - finished]
-        count = sum(each.begun <= moment <= each.ended + 1.0 for moment in times)
-        verdict.lost_by.setdefault(each.how, []).append(count)
+    begun = [each.begun for each in takeovers]
+    after = Counter(bisect(begun, told.pushed[each]) for each in told.pushed.keys() - finished)
+    for number, each in enumerate(takeovers, start=1):
+        verdict.lost_by.setdefault(each.how, []).append(after[number])
     for task_id in sorted(told.pushed.keys() - finished)[:5]:
         verdict.details.append(f"lost: {task_id}")
 

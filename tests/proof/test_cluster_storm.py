@@ -63,9 +63,7 @@ def test_what_is_lost_doubled_or_misplaced_is_noticed(
         redis_client.hset(elsewhere.keys["status"], left.task.task_id, record)
         redis_client.hset(home.keys["status"], "stranger.0", json.dumps({"state": "finished"}))
         verdict = Verdict("kept", 0)
-        judge(
-            queue, tmp_path, verdict, [Takeover("killed", 1.0, 2.0), Takeover("killed", 5.0, 6.0)]
-        )
+        judge(queue, tmp_path, verdict, [Takeover("killed", 1.0), Takeover("killed", 5.0)])
     assert verdict.lost_by == {"killed": [2, 0]}
     assert (verdict.acknowledged, verdict.finished) == (5, 4)
     assert (verdict.lost, verdict.undone, verdict.doubled) == (2, 1, 1)
