@@ -346,14 +346,14 @@ class PartOutcome:
     share: float
     ratios: tuple[float, ...]
 
-    def missed(self) -> list[str]:
-        """The goals that were missed."""
+    def missed(self, least_share: float = LEAST_SHARE) -> list[str]:
+        """The goals that were missed; `least_share`: of the worst tenant."""
         goals = {
             f"Jain index of tenants {self.jain:.4f}": self.jain >= LEAST_JAIN,
-            f"worst share {self.share:.3f}": self.share >= LEAST_SHARE,
+            f"worst share {self.share:.3f}": self.share >= least_share,
         }
         for ratio in self.ratios:
-            goals[f"got {ratio:.3f} of what others got"] = ratio <= 2 - LEAST_SHARE
+            goals[f"got {ratio:.3f} of what others got"] = ratio <= 2 - least_share
         return [goal for goal, is_reached in goals.items() if not is_reached]
 
 

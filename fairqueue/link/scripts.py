@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -348,9 +349,10 @@ def with_stages(text: str) -> str:
     outside. A stage has a number of functions before it: to make the stage is work, too.
     """
     first, *others = text.split(_STAGE)
+    following = list(accumulate(map(_words, reversed(others)), frozenset.union))[::-1]
     made, declared, stages, before = [first], _declared(first), 0, len(_functions(first))
     for number, each in enumerate(others):
-        taken = declared & _words("".join(others[number:]))
+        taken = declared & following[number]
         if before >= STAGE_FUNCTIONS and len(taken) <= MOST_TAKEN:
             made.append("return (function()\n")
             stages, before = stages + 1, 0

@@ -3,6 +3,7 @@
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 from helpers.world import World
@@ -121,7 +122,8 @@ def test_an_unknown_option_is_refused() -> None:
         create(limit_key="a")
 
 
-def test_an_expiry_is_compared_with_a_manual_clock_too() -> None:
+def test_an_expiry_is_compared_with_a_manual_clock_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairqueue.clock._manual_clocks", WeakSet())  # others may be left
     clock = ManualClock()  # 2023
     task = create(expires=clock.now() + timedelta(seconds=5))
     assert task.expires == clock.now() + timedelta(seconds=5)
