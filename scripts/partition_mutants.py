@@ -126,7 +126,7 @@ PARTITIONS: tuple[tuple[str, ...], ...] = (
     (
         "partitions: the checker counts what is gone",
         "faults/cluster.py",
-        "    verdict.lost = len(pushed - finished)\n",
+        "    verdict.lost = len(told.pushed.keys() - finished)\n",
         "    verdict.lost = 0\n",
         _STORM + "test_what_is_lost_doubled_or_misplaced_is_noticed",
     ),

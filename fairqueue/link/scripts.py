@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -349,7 +348,9 @@ def with_stages(text: str) -> str:
     outside. A stage has a number of functions before it: to make the stage is work, too.
     """
     first, *others = text.split(_STAGE)
-    following = list(accumulate(map(_words, reversed(others)), frozenset.union))[::-1]
+    following = [frozenset[str]()]  # the words of each part and of all after it
+    for each in reversed(others):
+        following.insert(0, following[0] | _words(each))
     made, declared, stages, before = [first], _declared(first), 0, len(_functions(first))
     for number, each in enumerate(others):
         taken = declared & following[number]
