@@ -237,7 +237,9 @@ class _Judge:
         return _READERS[register.partition("/")[0]](self, _key(register))
 
     def _read_user(self, user_id: str) -> Value:
-        return asdict(self._queue.get_user(user_id))
+        found = asdict(self._queue.get_user(user_id))
+        del found["paused_at"]  # the server's time
+        return found
 
     def _read_limits(self, name: str) -> Value:
         limits = self._queue.get_limits().get(name)

@@ -977,7 +977,14 @@ def share_out(stage: Stage) -> None:
         stage.clock.advance(11)
         schedules.tick()
 
-    stage.shuffled(serve, move, look, lead)
+    def fill() -> None:
+        """One partition needs more room than its half of max_waiting."""
+        queue.configure(max_waiting=60)
+        queue.push_many(
+            [Task.create(user_id="full", tenant=tenants[0], task_id=f"full{n}") for n in range(40)]
+        )
+
+    stage.shuffled(serve, move, look, lead, fill)
 
 
 def _group_in(number: int) -> str:

@@ -515,6 +515,7 @@ class ModelQueue:
         late.sort(key=lambda task: (task.deadline_ms, task.task_id))
         self._end_unanswered(late[:UPKEEP], now)
         self._take_back(now)
+        self._trim(UPKEEP, now)
         self._flush(now)
 
     def _end_unanswered(self, tasks: list[ModelTask], now: int) -> None:

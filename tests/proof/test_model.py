@@ -29,9 +29,10 @@ from hypothesis.stateful import (
 
 from fairqueue.errors import InvalidTask, LeaseLost, QueueFull, ScheduleConflict, StaleVersion
 from fairqueue.link.keys import BARRIER, KEY_TYPES
+from fairqueue.link.operation import Operation, operation
 from fairqueue.models import Claim, Task
 from fairqueue.queue.queue import TaskQueue
-from fairqueue.queue.workers import WorkerStore
+from fairqueue.queue.workers import Notice, WorkerStore
 from fairqueue.scheduler.firing import TickReport
 from fairqueue.scheduler.leadership import Reading
 from fairqueue.scheduler.scheduler import TaskScheduler
@@ -100,6 +101,13 @@ def timeout_of(task_id: str) -> float | None:
 
 
 OWN_KEYS = [name for name in KEY_TYPES if name != BARRIER]
+
+
+@operation
+def _see_nothing(store: WorkerStore, /, *_: object, **__: object) -> Operation[list[Notice]]:
+    """In place of what a leader does now and then."""
+    yield from ()
+    return []
 
 
 class Raw:
@@ -215,7 +223,7 @@ class Machine(EchoingMachine):
         quiet = mock.patch.object(logging.getLogger("fairqueue.scheduler"), "disabled", True)
         self.cleanup.enter_context(quiet)
         # A leader looks over the queue now and then; here that is a rule of its own.
-        blind = mock.patch.object(WorkerStore, "look_over", return_value=[])
+        blind = mock.patch.object(WorkerStore, "look_over", _see_nothing)
         self.cleanup.enter_context(blind)
         self.schedulers = {
             name: TaskScheduler(
