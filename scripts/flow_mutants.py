@@ -227,8 +227,8 @@ FLOW: tuple[tuple[str, ...], ...] = (
     (
         "keys: slots of each tenant",
         "lua/lib/gates.lua",
-        "limits.by_tenant and of_tenant or of_queue",
-        "of_queue",
+        ".. '\\2' .. (group_of(owner) or owner)",
+        ".. '\\2'",
         _KEYS + "test_with_the_scope_of_a_tenant_each_tenant_has_its_own_slots",
     ),
     (

@@ -598,7 +598,7 @@ MUTATIONS = (
         "slots: the limit",
         "lua/lib/gates.lua",
         "  return limits.is_shared and permits().slots(gate, limits) or limits.slots\n",
-        "  return nil\n",
+        "  return limits.slots and 1000\n",
         "test_no_more_than_its_slots_run_at_a_time",
     ),
     Mutation(
